@@ -1,0 +1,1 @@
+"""The backbone process: dense path, router, KV cache, dispatch, tokenizer, sampling, commands."""

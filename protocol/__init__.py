@@ -1,0 +1,1 @@
+"""What crosses a process boundary: messages, frames, capabilities. No numerics; opens no socket."""

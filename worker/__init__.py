@@ -1,0 +1,1 @@
+"""The worker process: holds experts, answers calls. Keeps no session, no router, no KV cache."""

@@ -39,6 +39,7 @@ class _Binder:
         self.problems: dict[Span, tuple[Problem, int]] = {}
         self.slots = Slots()
         self.used: set[str] = set()
+        self.with_experts: set[int | None] = set()
         self.ran: set[int] = set()
         self.memories = 0
         self.registers: dict[str, Register | None] = {}  #: None: its step has a problem already
@@ -168,6 +169,10 @@ class _Binder:
             self.registers[target.text] = results[i] if results is not None and i < len(results) else None
         if resolved is None or results is None:
             return None
+        if op.name == "experts":
+            if layer in self.with_experts:
+                self.problem(statement.op.span, f"{where}a second experts(); a layer has one")
+            self.with_experts.add(layer)
         if op.off is not None and resolved.constants.get(op.off[0]) == op.off[1]:
             return None
         changed = next(iter(resolved.registers.values()), None)
@@ -179,7 +184,7 @@ class _Binder:
             tensors=resolved.tensors,
             constants=resolved.constants,
             layer=layer,
-            on_weights=op.on_weights and changed is not None and changed[1].choices_of > 0,
+            on_weights=op.results == 0 and changed is not None and changed[1].choices_of > 0,
         )
 
     def _shape(self, op: Op, resolved: _Resolved, layer: int | None) -> tuple[Register, ...]:
@@ -224,7 +229,7 @@ class _Binder:
             if register is None:
                 return False
             resolved.registers[arg.name] = (name, register)
-        elif arg.kind is Kind.TENSOR:
+        elif arg.kind.is_tensor:
             tensor = self.resolver.tensor(choice, layer)
             if tensor is not None:
                 resolved.tensors[arg.name] = tensor

@@ -151,7 +151,7 @@ class _Checker:
     def _atom(self, arg: Arg, section: Section, atom: Atom) -> None:
         if arg.kind.is_register:
             self._register(arg, atom)
-        elif arg.kind is Kind.TENSOR:
+        elif arg.kind.is_tensor:
             if isinstance(atom, Name):
                 self._tensor(atom, section)
             else:

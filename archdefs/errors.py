@@ -42,7 +42,7 @@ class ArchdefError(Exception):
         super().__init__("\n".join([*map(str, self.problems), *([note] if note else [])]))
 
 
-class Mismatch(Exception):  # noqa: N818 - never leaves the package: the checker adds the place
+class Mismatch(Exception):
     """A shape rule failed; `argument` names the argument to point at (empty: the operation itself)."""
 
     def __init__(self, argument: str, message: str) -> None:

@@ -25,7 +25,7 @@ def round_f32(value: float) -> float:
         raise Mismatch("", f"{value:g} does not fit float32") from None
 
 
-class Absent(Exception):  # noqa: N818 - internal: "nothing is present here", not yet a problem
+class Absent(Exception):
     """A key or tensor is not in the model; the message names what was looked for."""
 
 

@@ -28,7 +28,8 @@ class Kind(Enum):
     READ = "r"  # a register that is read
     CHANGE = "r!"  # a register that is changed in place
     CHOSEN = "w"  # the ids and weights that top_k gave
-    TENSOR = "T"
+    MATRIX = "T"
+    VECTOR = "T "  # a tensor of one row
     NUMBER = "n"
     COUNT = "n "  # a whole number from 1 up
     WIDTH = "width"  # a count, `rest`, or `half`
@@ -39,6 +40,11 @@ class Kind(Enum):
         """Whether the position takes a register."""
         return self in (Kind.READ, Kind.CHANGE, Kind.CHOSEN)
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the position takes a tensor."""
+        return self in (Kind.MATRIX, Kind.VECTOR)
+
 
 @dataclass(frozen=True, slots=True)
 class Arg:
@@ -46,6 +52,11 @@ class Arg:
 
     name: str
     kind: Kind
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the argument stays quantised; other tensors are dequantised once, when a model is bound."""
+        return self.kind is Kind.MATRIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +104,17 @@ class Op:
     positional: tuple[Arg, ...]
     named: tuple[Arg, ...] = ()
     results: int | None = 0
-    facts: Mapping[str, str] = field(default_factory=dict)  #: numbers that the op itself reads from the metadata, as a definition writes them
-    words: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  #: words likewise, with those that are known
+    facts: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: numbers that the op itself reads from the metadata, as a definition writes them
+    words: Mapping[str, tuple[str, tuple[str, ...]]] = field(
+        default_factory=dict
+    )  #: words likewise, with those that are known
     rule: Rule
     off: tuple[str, float] | None = None  #: (argument, value) at which the op does nothing
     on_weights: bool = False  #: may change what top_k gave: its weights
     needs_rows: bool = False  #: reads tokens, positions or the sequences' memory
+    knows_layer: bool = False  #: is told its layer's index
     has_memory: bool = False  #: owns a slot of memory for each layer and sequence
     variadic: bool = False  #: the last positional argument repeats
     sections: tuple[str, ...] = ("prologue", "block", "epilogue")
@@ -254,7 +270,7 @@ def _split_heads(s: Shapes) -> tuple[Register, ...]:
 
 
 _X, _X_CHANGED = Arg("x", Kind.READ), Arg("x", Kind.CHANGE)
-_WEIGHT = Arg("weight", Kind.TENSOR)
+_MATRIX, _VECTOR = Arg("weight", Kind.MATRIX), Arg("weight", Kind.VECTOR)
 _EPS = {"eps": "attention.layer_norm_rms_epsilon"}
 _ROPE_FACTS = {
     "dimensions": "rope.dimension_count | head_dim",
@@ -273,7 +289,7 @@ def _rope_row(name: str, pairs: str) -> Op:
         name=name,
         meaning=f"rotate {pairs} of each head by angles of the row's position",
         positional=(_X_CHANGED, Arg("heads", Kind.COUNT)),
-        named=(Arg("base", Kind.NUMBER), Arg("factor", Kind.NUMBER), Arg("freqs", Kind.TENSOR)),
+        named=(Arg("base", Kind.NUMBER), Arg("factor", Kind.NUMBER), Arg("freqs", Kind.VECTOR)),
         facts=_ROPE_FACTS,
         words={"scaling": ("rope.scaling.type | linear", ("none", "linear", "yarn"))},
         rule=_rope,
@@ -289,7 +305,7 @@ _ROWS = (
     Op(
         name="embed",
         meaning="the tensor's row of each token",
-        positional=(_WEIGHT,),
+        positional=(_MATRIX,),
         results=1,
         rule=_embed,
         needs_rows=True,
@@ -298,7 +314,7 @@ _ROWS = (
     Op(
         name="rms_norm",
         meaning="x / sqrt(mean(x * x) + eps) * weight",
-        positional=(_X, _WEIGHT),
+        positional=(_X, _VECTOR),
         results=1,
         facts=_EPS,
         rule=_rms_norm,
@@ -306,7 +322,7 @@ _ROWS = (
     Op(
         name="matmul",
         meaning="weight times x; a 1-D weight is one output row",
-        positional=(_X, _WEIGHT),
+        positional=(_X, _MATRIX),
         results=1,
         rule=_matmul,
     ),
@@ -332,7 +348,7 @@ _ROWS = (
         positional=(Arg("q", Kind.READ), Arg("k", Kind.READ), Arg("v", Kind.READ)),
         named=(
             Arg("window", Kind.NUMBER),
-            Arg("sinks", Kind.TENSOR),
+            Arg("sinks", Kind.VECTOR),
             Arg("scale", Kind.NUMBER),
             Arg("scale_width", Kind.NUMBER),
             Arg("kv_heads", Kind.COUNT),
@@ -352,6 +368,7 @@ _ROWS = (
         named=(Arg("weights", Kind.READ),),
         results=1,
         rule=_top_k,
+        knows_layer=True,
         needs_rows=True,
         sections=("block",),
     ),
@@ -361,12 +378,12 @@ _ROWS = (
         positional=(
             _X,
             Arg("w", Kind.CHOSEN),
-            Arg("gate", Kind.TENSOR),
-            Arg("up", Kind.TENSOR),
-            Arg("down", Kind.TENSOR),
+            Arg("gate", Kind.MATRIX),
+            Arg("up", Kind.MATRIX),
+            Arg("down", Kind.MATRIX),
             Arg("activation", Kind.WORD),
         ),
-        named=(Arg("gate_bias", Kind.TENSOR), Arg("up_bias", Kind.TENSOR), Arg("down_bias", Kind.TENSOR)),
+        named=(Arg("gate_bias", Kind.MATRIX), Arg("up_bias", Kind.MATRIX), Arg("down_bias", Kind.MATRIX)),
         results=1,
         rule=_experts,
         sections=("block",),
@@ -393,11 +410,11 @@ _ROWS = (
         rule=_same,
         off=("cap", 0),
     ),
-    Op(name="add_bias", meaning="x + bias", positional=(_X_CHANGED, Arg("bias", Kind.TENSOR)), rule=_add_bias),
+    Op(name="add_bias", meaning="x + bias", positional=(_X_CHANGED, Arg("bias", Kind.VECTOR)), rule=_add_bias),
     Op(
         name="norm_heads",
         meaning="rms_norm of each head by one weight",
-        positional=(_X_CHANGED, _WEIGHT, Arg("heads", Kind.COUNT)),
+        positional=(_X_CHANGED, _VECTOR, Arg("heads", Kind.COUNT)),
         facts=_EPS,
         rule=_norm_heads,
     ),

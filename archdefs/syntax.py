@@ -25,6 +25,8 @@ _TOKEN = re.compile(
 )
 _REGISTER = re.compile(r"[a-z][a-z0-9_]*\Z")
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
+# A name may begin with a digit, which would read as a number: this line is taken as written.
+_ARCH_LINE = re.compile(r"[ \t]*(?P<word>arch)[ \t]+(?P<name>[^#=(,\s][^#]*?)[ \t]*(?:\#.*)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class _Token:
     span: Span
 
 
-class _Unreadable(Exception):  # noqa: N818 - internal: the line's reader turns it into a Problem
+class _Unreadable(Exception):
     def __init__(self, span: Span, message: str) -> None:
         self.span = span
         super().__init__(message)
@@ -320,8 +322,12 @@ class _Reader:
     def read(self) -> None:
         for number, text in enumerate(self.lines, 1):
             try:
-                line = _Line(number, text)
-                if line:
+                if match := _ARCH_LINE.match(text):
+                    self._arch(
+                        Span(number, match.start("word") + 1),
+                        Name(Span(number, match.start("name") + 1), match["name"]),
+                    )
+                elif line := _Line(number, text):
                     self._line(line)
             except _Unreadable as error:
                 self.problem(error.span, str(error))
@@ -331,7 +337,9 @@ class _Reader:
         word, following, span = line.peek(), line.peek(1), line.span
         if word in SECTION_WORDS and following not in ("=", "(", ","):
             line.name("a word")
-            if word in ("arch", "kind", "param"):
+            if word == "arch":
+                raise _Unreadable(line.span, "'arch' needs a name")
+            if word in ("kind", "param"):
                 self._heading(word, line, span)
             else:
                 self._section(word, line, span)
@@ -340,19 +348,18 @@ class _Reader:
         else:
             self.sections[-1].statements.append(_statement(line))
 
+    def _arch(self, span: Span, name: Name) -> None:
+        if self.sections:
+            raise _Unreadable(span, "'arch' belongs before 'prologue'")
+        if self.arch is not None:
+            raise _Unreadable(span, "the architecture is named twice")
+        self.arch = name
+        if not _ARCH.match(name.text):
+            raise _Unreadable(name.span, f"{name.text!r} is no architecture's name")
+
     def _heading(self, word: str, line: _Line, span: Span) -> None:
         if self.sections:
             raise _Unreadable(span, f"'{word}' belongs before 'prologue'")
-        if word == "arch":
-            if self.arch is not None:
-                raise _Unreadable(span, "the architecture is named twice")
-            # A name may begin with a digit, which reads as a number: take the rest of the line as written.
-            text = self.lines[span.line - 1].split("#", 1)[0][span.column - 1 + len("arch") :]
-            name, at = text.strip(), span.column + len("arch") + len(text) - len(text.lstrip())
-            self.arch = Name(Span(span.line, at), name)
-            if not _ARCH.match(name):
-                raise _Unreadable(self.arch.span, f"{name!r} is no architecture's name")
-            return
         if self.arch is None:
             raise _Unreadable(span, f"'arch NAME' comes before '{word}'")
         if word == "kind":

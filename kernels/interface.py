@@ -5,8 +5,9 @@ Legend: n rows, D hidden width, F expert width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,3 +65,13 @@ class Backend(Protocol):
 
     def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
         """Unweighted output rows [n, D] float32 of one expert for x [n, D]; row i depends on x[i] alone."""
+
+
+class DenseBackend(Backend, Protocol):
+    """A backend that also runs the dense path, as the backbone needs."""
+
+    def operation(self, name: str, constants: dict[str, Any]) -> Callable[..., Any]:
+        """An operation of the op table with everything fixed that is no register (and no `rows`).
+
+        The result takes the registers in the table's order, then `rows=` where the operation needs it.
+        """

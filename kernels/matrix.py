@@ -44,6 +44,10 @@ class Matrix:
         """Chosen rows dequantised [len(rows), cols] float32: what `embed` needs, and nothing else is read."""
         return dequantise(self.type, self.data[rows])
 
+    def vector(self) -> NDArray[np.float32]:
+        """All values in one float32 row, for norms and biases. A copy: it is read often and small."""
+        return dequantise(self.type, self.data).reshape(-1).copy()
+
     def tiles(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """The whole matrix as (rows, float32 [rows of the tile, cols]), about 1 MiB each, in order."""
         step = max(1, TILE_BYTES // (4 * self.cols))

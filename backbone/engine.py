@@ -1,0 +1,230 @@
+"""Prompts to tokens: prefill in chunks, decode step by step, stop where asked. Knows no command line and no sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.interface import F32
+from kernels.state import Rows, Sequence, Taps
+
+from .errors import UsageError
+from .executor import finish, interleave
+from .experts import ExpertSource
+from .model import Model
+from .sampling import Sampler, SamplingOptions
+from .stops import StopStrings
+from .tokenizer import StreamDecoder, Tokenizer
+
+CHUNK_ROWS = 128  #: of a prompt, run at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What ends an answer and how its tokens are chosen."""
+
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    digest: bool = False  #: keep the sha256 of each token's logits
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Tokens and the seconds they took."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What came of a prompt. `stop`: eos, limit (-n), length (the context is full), stop (a string) or cancelled."""
+
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)  #: with the end token that stopped it
+    text: str = ""  #: without it
+    stop: str = "cancelled"
+    prompt: Timing = field(default_factory=Timing)
+    decode: Timing = field(default_factory=Timing)
+    logits_sha256: list[str] = field(default_factory=list)
+
+
+class Engine:
+    """One loaded model, answering one request at a time; a sequence's memory can be kept between requests."""
+
+    def __init__(self, model: Model, experts: ExpertSource, *, context: int, chunk_rows: int = CHUNK_ROWS) -> None:
+        self.model = model
+        self.experts = experts
+        self.context = context
+        self._chunk_rows = chunk_rows
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence."""
+        return self.model.executor.sequence()
+
+    def extend(self, sequence: Sequence, tokens: Seq[int], *, want_all: bool = False, taps: Taps | None = None) -> F32:
+        """Run tokens at the sequence's end. Logits [1, vocabulary] after the last, or [T, vocabulary] after each."""
+        parts = list(self.extend_in_chunks(sequence, tokens, want_all=want_all, taps=taps))
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def extend_in_chunks(
+        self, sequence: Sequence, tokens: Seq[int], *, want_all: bool = False, taps: Taps | None = None
+    ) -> Iterator[F32]:
+        """As `extend`, giving each chunk's logits (none but for the last chunk, unless all are wanted)."""
+        first = len(sequence.tokens)
+        if first + len(tokens) > self.context:
+            raise UsageError(f"{first + len(tokens)} tokens do not fit the context of {self.context}; raise it with -c")
+        self._refuse_unknown(tokens)
+        batches = list[Rows]()
+        for start in range(0, len(tokens), self._chunk_rows):
+            ids = np.asarray(tokens[start : start + self._chunk_rows], dtype=np.int32)
+            is_last = start + len(ids) == len(tokens)
+            wanted = np.arange(len(ids)) if want_all else np.arange(len(ids) - 1, len(ids)) if is_last else np.arange(0)
+            positions = np.arange(first + start, first + start + len(ids), dtype=np.int64)
+            batches.append(Rows(ids, positions, [sequence] * len(ids), wanted, taps))
+        try:
+            # Taps are filled in the order of rows: chunks then run one after another.
+            runs = [self.model.executor.run(rows, self.experts) for rows in batches]
+            finished = interleave(runs, at_once=1 if taps is not None else 2)
+            for rows, logits in zip(batches, finished, strict=True):
+                sequence.tokens += rows.tokens.tolist()
+                yield logits
+        except BaseException:
+            sequence.truncate(first)  # what was half done is forgotten: a sequence never holds part of a prompt
+            raise
+
+    def step(self, sequence: Sequence, token: int) -> F32:
+        """Run one more token; logits [vocabulary]."""
+        logits: F32 = self.extend(sequence, [token])[0]
+        return logits
+
+    def _refuse_unknown(self, tokens: Seq[int]) -> None:
+        if not tokens:
+            raise UsageError("there is no token to run: give a prompt")
+        worst = max(tokens) if max(tokens) >= self.model.vocabulary else min(tokens)
+        if not 0 <= worst < self.model.vocabulary:
+            raise UsageError(f"token id {worst} is not in the vocabulary (0 to {self.model.vocabulary - 1})")
+
+    def generate(
+        self,
+        prompt_ids: Seq[int],
+        tokenizer: Tokenizer,
+        options: GenerateOptions,
+        *,
+        sequence: Sequence | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+        on_prompt: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Answer:
+        """Answer a prompt. `sequence` may hold a prefix of it already. Text goes to `on_text` as it becomes certain.
+
+        KeyboardInterrupt from a callback or a step ends the answer with stop "cancelled" and is not raised again.
+        """
+        answer = Answer(prompt_ids=list(prompt_ids))
+        stream = _Stream(tokenizer, options, answer, on_text)
+        try:
+            self._answer(answer, stream, tokenizer, options, sequence or self.new_sequence(), on_prompt)
+        except KeyboardInterrupt:
+            answer.stop = "cancelled"
+        stream.finish()
+        return answer
+
+    def _answer(
+        self,
+        answer: Answer,
+        stream: _Stream,
+        tokenizer: Tokenizer,
+        options: GenerateOptions,
+        sequence: Sequence,
+        on_prompt: Callable[[int, int], None],
+    ) -> None:
+        started = time.perf_counter()
+        left = answer.prompt_ids[len(sequence.tokens) :]
+        answer.prompt.tokens = len(left)
+        logits = np.empty((0, 0), np.float32)
+        for part in self.extend_in_chunks(sequence, left):
+            logits = part
+            on_prompt(len(sequence.tokens), len(answer.prompt_ids))
+        answer.prompt.seconds = time.perf_counter() - started
+        sampler, row = Sampler(options.sampling), logits[0] if len(logits) else logits
+        started = time.perf_counter()
+        try:
+            while (stop := self._ended(answer, options, sequence)) is None:
+                token = sampler.choose(row, sequence.tokens)
+                if options.digest:
+                    answer.logits_sha256.append(logits_sha256(row))
+                answer.ids.append(token)
+                answer.decode.tokens += 1
+                if token in tokenizer.eos_ids and not options.ignore_eos:
+                    stop = "eos"
+                elif stream.feed(token):
+                    stop = "stop"
+                if stop is not None:
+                    break
+                if self._ended(answer, options, sequence) is None:
+                    row = self.step(sequence, token)
+            answer.stop = stop
+        finally:
+            answer.decode.seconds = time.perf_counter() - started
+
+    def _ended(self, answer: Answer, options: GenerateOptions, sequence: Sequence) -> str | None:
+        if len(answer.ids) >= options.max_tokens:
+            return "limit"
+        # The last token chosen is not in the sequence yet and needs a place of its own.
+        if len(answer.prompt_ids) + len(answer.ids) >= self.context:
+            return "length"
+        return None
+
+
+class _Stream:
+    """Token ids to text: whole characters, stop strings held back."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, options: GenerateOptions, answer: Answer, on_text: Callable[[str], None]
+    ) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopStrings(options.stop)
+        self._answer = answer
+        self._on_text = on_text
+
+    def feed(self, token: int) -> bool:
+        """Show what became certain; whether a stop string ended the text."""
+        self._show(self._stops.feed(self._decoder.feed(token)))
+        return self._stops.found is not None
+
+    def finish(self) -> None:
+        """Show what was held back, once the answer has ended."""
+        if self._stops.found is None:
+            self._show(self._stops.feed(self._decoder.flush()))
+            if self._stops.found is None:
+                self._show(self._stops.flush())
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._answer.text += text
+            self._on_text(text)
+
+
+def logits_sha256(row: NDArray[np.float32]) -> str:
+    """sha256 of the bits of one row of logits, little-endian float32."""
+    return hashlib.sha256(np.ascontiguousarray(row, dtype="<f4").tobytes()).hexdigest()
+
+
+def whole_logits(engine: Engine, ids: Seq[int], *, taps: Taps | None = None) -> F32:
+    """Logits [tokens, vocabulary] after each token of a new sequence."""
+    return engine.extend(engine.new_sequence(), ids, want_all=True, taps=taps)
+
+
+__all__ = ["Answer", "Engine", "GenerateOptions", "Timing", "finish", "logits_sha256", "whole_logits"]

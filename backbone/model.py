@@ -1,0 +1,119 @@
+"""A model file and its definition, bound: tensors as matrices in place, the executor, the experts to send out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from archdefs import ArchdefError, Definition, Library, Program, bind
+from kernels.errors import GGUFError
+from kernels.gguf import GGUFFile, open_gguf
+from kernels.interface import DenseBackend, ExpertWeights
+from kernels.matrix import Matrix
+
+from .errors import UsageError
+from .executor import Executor
+from .experts import LocalExperts
+
+_BIASES = ("gate_bias", "up_bias", "down_bias")
+
+
+class Model:
+    """One GGUF, mapped, with the program that its architecture's definition makes of it."""
+
+    def __init__(self, gguf: GGUFFile, definition: Definition, program: Program, backend: DenseBackend) -> None:
+        self.gguf = gguf
+        self.definition = definition
+        self.program = program
+        self.backend = backend
+        self.executor = Executor(program, backend, self.matrix)
+
+    @property
+    def path(self) -> Path:
+        """The (first) model file."""
+        return self.gguf.path
+
+    @property
+    def vocabulary(self) -> int:
+        """Logits a row."""
+        return self.program.slot_widths[self.program.logits]
+
+    @property
+    def trained_context(self) -> int | None:
+        """The context that the file declares, in tokens."""
+        value = self.gguf.metadata.get(f"{self.gguf.metadata.get('general.architecture')}.context_length")
+        return int(value) if isinstance(value, (int, np.integer)) and value > 0 else None
+
+    def matrix(self, name: str) -> Matrix:
+        """A tensor as a matrix in place: its first dimension is a row's length, all others count rows."""
+        info = self.gguf.tensors[name]
+        rows = int(np.prod(info.dims[1:], dtype=np.int64))
+        return Matrix.of(info.type, rows, info.dims[0], self.gguf.data(name))
+
+    def expert_matrix(self, name: str, expert: int) -> Matrix:
+        """One expert's matrix of a tensor [inputs, outputs, experts]: a contiguous part of the file."""
+        info = self.gguf.tensors[name]
+        return Matrix.of(info.type, info.dims[1], info.dims[0], self.gguf.expert_data(name, expert))
+
+    @cached_property
+    def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
+        """For each layer with experts: part (gate, up, down, biases) to the tensor's name."""
+        steps = (step for step in self.program.steps if step.op == "experts")
+        return {step.layer: step.tensors for step in steps if step.layer is not None}
+
+    @cached_property
+    def _activations(self) -> Mapping[int, str]:
+        steps = (step for step in self.program.steps if step.op == "experts")
+        return {step.layer: str(step.constants["activation"]) for step in steps if step.layer is not None}
+
+    def activation(self, layer: int) -> str:
+        """The word of a layer's experts."""
+        return self._activations[layer]
+
+    def expert_count(self, layer: int) -> int:
+        """Experts of a layer."""
+        return self.gguf.tensors[self.expert_tensors[layer]["gate"]].dims[2]
+
+    def expert(self, layer: int, expert: int) -> ExpertWeights:
+        """One expert's weights, in place in the mapped file."""
+        names = self.expert_tensors[layer]
+        biases = {part: self.matrix(names[part]).take(np.array([expert]))[0] for part in _BIASES if part in names}
+        return ExpertWeights(
+            gate=self.expert_matrix(names["gate"], expert),
+            up=self.expert_matrix(names["up"], expert),
+            down=self.expert_matrix(names["down"], expert),
+            activation=self.activation(layer),
+            **biases,
+        )
+
+    @cached_property
+    def local_experts(self) -> LocalExperts:
+        """All experts computed in this process by the backbone's own backend."""
+        weights = {
+            layer: tuple(self.expert(layer, e) for e in range(self.expert_count(layer)))
+            for layer in self.expert_tensors
+        }
+        return LocalExperts(self.backend, weights)
+
+
+def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
+    """Open, check and bind a model. UsageError says what is wrong with the file or the definition."""
+    try:
+        gguf = open_gguf(path)
+    except GGUFError as error:
+        raise UsageError(str(error)) from None
+    architecture = gguf.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise UsageError(f"{path}: the metadata has no 'general.architecture'; this is no language model")
+    if not gguf.tensors:
+        raise UsageError(f"{path}: a vocabulary without tensors; it can tokenize, not generate")
+    dims = {name: info.dims for name, info in gguf.tensors.items()}
+    try:
+        definition = library.get(architecture)
+        program = bind(definition, gguf.metadata, dims, str(path))
+    except ArchdefError as error:
+        raise UsageError(f"{path}: cannot be run as {architecture!r}\n{error}") from None
+    return Model(gguf, definition, program, backend)

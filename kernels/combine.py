@@ -1,0 +1,19 @@
+"""The deterministic combine: experts' rows merged in float32, in ascending slot order, whoever sent them and when."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+
+
+def combine(rows: F32, weights: F32) -> F32:
+    """Merge rows [T, k, D] by weights [T, k] into [T, D] float32.
+
+    Slot order is the router's rank order, 0 to k - 1: each product is rounded, then added.
+    """
+    merged = rows[:, 0] * weights[:, 0, None]
+    for slot in range(1, rows.shape[1]):
+        merged += rows[:, slot] * weights[:, slot, None]
+    return merged

@@ -223,7 +223,8 @@ def gelu_tanh(x: F32) -> F32:
 
 def relu(x: F32) -> F32:
     """max(x, 0)."""
-    return np.asarray(np.maximum(x, np.float32(0)))
+    rectified: F32 = np.maximum(x, np.float32(0))
+    return rectified
 
 
 def normalize(weights: F32) -> F32:
@@ -231,7 +232,8 @@ def normalize(weights: F32) -> F32:
     total = weights[:, 0].copy()
     for slot in range(1, weights.shape[1]):
         total += weights[:, slot]
-    return weights / np.maximum(total, LEAST_WEIGHT_SUM)[:, None]
+    least: F32 = np.maximum(total, LEAST_WEIGHT_SUM)[:, None]
+    return weights / least
 
 
 def split(x: F32, *, widths: tuple[int, ...]) -> tuple[F32, ...]:

@@ -103,6 +103,7 @@ class Engine:
                 sequence.tokens += rows.tokens.tolist()
                 yield logits
         except BaseException:
+            self.experts.abandon()
             sequence.truncate(first)  # what was half done is forgotten: a sequence never holds part of a prompt
             raise
 

@@ -29,6 +29,9 @@ class ExpertSource(Protocol):
     def wait(self, ticket: Ticket) -> F32:
         """The unweighted rows [T, K, D]: row t of expert ids[t, k] at [t, k]. BackboneError when they cannot be had."""
 
+    def abandon(self) -> None:
+        """Forget every ticket that was not waited for."""
+
 
 class LocalExperts:
     """Every expert in this process, from the mapped file."""
@@ -56,3 +59,6 @@ class LocalExperts:
     def wait(self, ticket: F32) -> F32:
         """The rows that `send` computed."""
         return ticket
+
+    def abandon(self) -> None:
+        """Nothing is under way here."""

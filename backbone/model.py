@@ -58,6 +58,21 @@ class Model:
         info = self.gguf.tensors[name]
         return Matrix.of(info.type, info.dims[1], info.dims[0], self.gguf.expert_data(name, expert))
 
+    def slice_data(self, tensor: str, expert: int) -> memoryview:
+        """One expert's bytes of a tensor whose last dimension counts experts."""
+        data = self.gguf.data(tensor)
+        size = len(data) // self.gguf.tensors[tensor].dims[-1]
+        return data.data[expert * size : (expert + 1) * size]
+
+    def slice_shape(self, tensor: str) -> tuple[int, int]:
+        """Rows and columns of one expert's part of a tensor; a bias is one row."""
+        dims = self.gguf.tensors[tensor].dims
+        return (dims[1], dims[0]) if len(dims) == 3 else (1, dims[0])
+
+    def expert_width(self, layer: int) -> int:
+        """Values in an expert's output row."""
+        return self.gguf.tensors[self.expert_tensors[layer]["down"]].dims[1]
+
     @cached_property
     def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
         """For each layer with experts: part (gate, up, down, biases) to the tensor's name."""

@@ -1,1 +1,3 @@
-"""What crosses a process boundary: messages, frames, capabilities. No numerics; opens no socket."""
+"""What crosses a process boundary: messages, frames, what a worker says of itself. No numerics; opens no socket."""
+
+PROTOCOL_VERSION = 1

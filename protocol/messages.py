@@ -1,0 +1,159 @@
+"""Every message there is: a closed set for each direction. None carries a router's matrix or its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .schema import bounded, exactly
+
+MAX_LAYER = 4096
+MAX_EXPERT = 1 << 16
+MAX_WIDTH = 1 << 20
+MAX_ROWS = 1 << 14
+MAX_PAIRS = 1 << 17
+CHUNK_BYTES = 256 * 1024
+CHUNKS_IN_FLIGHT = 4  #: asked for by a worker at once, so that weights never stand in front of a token
+SHA_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ClassInfo:
+    """A numeric class: everything that can change a bit of an expert row."""
+
+    name: str
+    accumulation: str
+    activations: str
+    wire: str  #: dtype of rows on the wire
+
+
+# ---- worker to backbone
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of the connection for calls: what the worker is."""
+
+    protocol: int
+    build: str
+    backend: str
+    device: str
+    numeric_class: ClassInfo
+    memory_bytes: int  #: what the worker may hold; 0 where it sets no bound
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First message of the connection for weights, of a key that has said Hello on the other."""
+
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Asks for a part of a slice."""
+
+    sha256: bytes = exactly(SHA_BYTES)
+    offset: int = bounded((1 << 50) - 1)
+    length: int = bounded(CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An assignment's experts are loaded."""
+
+    epoch: int
+    layer: int = bounded(MAX_LAYER)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The answer to a Run. Tensor: rows [pairs, width] float32, in the order of the Run's pairs."""
+
+    seq: int
+    epoch: int
+    compute_ns: int  #: of computing alone
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A Run or an Assign that the worker cannot do. `seq` is 0 for an Assign."""
+
+    seq: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The worker leaves."""
+
+    reason: str
+
+
+# ---- backbone to worker
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker is accepted, under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker is not accepted; the reason says what would help."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One expert's matrix or bias. A worker with the model file finds it by the tensor's name."""
+
+    expert: int = bounded(MAX_EXPERT)
+    part: str = bounded(16)  #: gate, up, down, gate_bias, up_bias, down_bias
+    tensor: str = bounded(256)
+    type_id: int = bounded(255)  #: ggml's
+    rows: int = bounded(MAX_WIDTH)
+    cols: int = bounded(MAX_WIDTH)
+    sha256: bytes = bounded(SHA_BYTES)  #: of its bytes; empty for a worker that was given the file
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Experts of a layer to hold from now on, in place of those of earlier epochs."""
+
+    epoch: int
+    layer: int = bounded(MAX_LAYER)
+    activation: str = bounded(32)
+    slices: tuple[Slice, ...] = bounded(MAX_EXPERT * 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a slice. Tensor: bytes [length] uint8."""
+
+    sha256: bytes = exactly(SHA_BYTES)
+    offset: int = bounded((1 << 50) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Compute expert rows. Tensors: x [rows, width] float32; pairs [pairs, 2] int32 of (row of x, expert)."""
+
+    seq: int
+    epoch: int
+    layer: int = bounded(MAX_LAYER)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what is under way, then leave."""
+
+    reason: str
+
+
+ToBackbone = Hello | Attach | Fetch | Ready | Rows | Failed | Goodbye
+ToWorker = Welcome | Refused | Assign | Chunk | Run | Drain
+Message = ToBackbone | ToWorker

@@ -1,0 +1,90 @@
+"""Dataclasses to MessagePack maps and back, every field checked: unknown, missing, of another type, out of bounds.
+
+A field's type is one of bool, int, str, bytes, a dataclass, or tuple[one of these, ...]; its bounds stand in the
+field's metadata: `most` for a number, a length or a count of entries, `length` for an exact length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from .errors import ProtocolError
+
+T = TypeVar("T")
+MOST_DEFAULT = {int: (1 << 63) - 1, str: 1024, bytes: 1024, tuple: 1 << 16}
+
+
+def bounded(most: int) -> Any:
+    """A field whose value, length or count of entries is at most this."""
+    return dataclasses.field(metadata={"most": most})
+
+
+def exactly(length: int) -> Any:
+    """A field of bytes of this length."""
+    return dataclasses.field(metadata={"length": length})
+
+
+def to_wire(value: Any) -> Any:
+    """What MessagePack packs for a message's field."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: to_wire(getattr(value, name)) for name in _names(type(value))}
+    return [to_wire(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_wire(kind: type[T], data: Any) -> T:
+    """A dataclass from an unpacked map. ProtocolError names the field that is wrong."""
+    checks = _checks(cast(Any, kind))
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{kind.__name__} is a map, not {type(data).__name__}")
+    if data.keys() != checks.keys():
+        unknown = [str(key)[:64] for key in data if key not in checks]
+        missing = [name for name in checks if name not in data]
+        wrong = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
+        raise ProtocolError(f"{kind.__name__} has {wrong}")
+    return kind(**{name: check(data[name]) for name, check in checks.items()})
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@cache
+def _checks(kind: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    hints = get_type_hints(kind)
+    return {f.name: _check(f"{kind.__name__}.{f.name}", hints[f.name], f.metadata) for f in dataclasses.fields(kind)}
+
+
+def _check(where: str, hint: Any, bounds: Any) -> Callable[[Any], Any]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return lambda value: from_wire(hint, value)
+    if get_origin(hint) is tuple:
+        return _tuple_check(where, _check(f"{where}[]", get_args(hint)[0], {}), bounds.get("most", MOST_DEFAULT[tuple]))
+    most, length = bounds.get("most", MOST_DEFAULT.get(hint, 0)), bounds.get("length")
+
+    def check(value: Any) -> Any:
+        # bool is an int to Python, not on the wire.
+        if type(value) is not hint:
+            raise ProtocolError(f"{where} is {type(value).__name__}, not {hint.__name__}")
+        if hint is int and not 0 <= value <= most:
+            raise ProtocolError(f"{where} is {value}; from 0 to {most} is allowed")
+        if hint in (str, bytes) and (len(value) > most or (length is not None and len(value) != length)):
+            allowed = f"at most {most}" if length is None else str(length)
+            raise ProtocolError(f"{where} has {len(value)} bytes or characters; {allowed} are allowed")
+        return value
+
+    return check
+
+
+def _tuple_check(where: str, item: Callable[[Any], Any], most: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not list:
+            raise ProtocolError(f"{where} is {type(value).__name__}, not a list")
+        if len(value) > most:
+            raise ProtocolError(f"{where} has {len(value)} entries; at most {most} are allowed")
+        return tuple(item(entry) for entry in value)
+
+    return check

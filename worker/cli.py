@@ -1,0 +1,58 @@
+"""The `worker` command."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from kernels.errors import KernelError
+from kernels.interface import Backend
+from kernels.registry import make_backend
+
+from .errors import WorkerError
+from .runtime import Runtime
+from .session import Session, read_session
+
+
+def build_name() -> str:
+    """The installed version, which HELLO carries."""
+    try:
+        return version("expertswarm")
+    except PackageNotFoundError:
+        return "source tree"
+
+
+def serve(session: Session, backend: Backend) -> None:
+    """Connect and serve until the end."""
+    runtime = Runtime(session, backend, build=build_name(), stdin=sys.stdin.fileno())
+    try:
+        runtime.run()
+    finally:
+        runtime.close()
+
+
+def _local(_: argparse.Namespace) -> int:
+    # Ctrl-C in a terminal reaches the whole group; the backbone ends its workers itself, by closing our input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    session = read_session(sys.stdin.readline())
+    serve(session, make_backend(session.backend))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="worker", description="Computes experts for an expertswarm backbone.")
+    parser.add_argument("--version", action="version", version=f"expertswarm {build_name()}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    local = commands.add_parser("local", help="serve the backbone that started this process (it writes to our input)")
+    local.set_defaults(func=_local)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.func(args)
+    except (WorkerError, KernelError) as error:
+        print(f"worker: error: {error}", file=sys.stderr)
+        return 1
+    return code

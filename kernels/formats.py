@@ -55,8 +55,10 @@ FORMATS: Mapping[GGMLType, Format] = {
     GGMLType.MXFP4: Format(32, 17),  # exponent:1, quants:16
 }
 
-#: Types that exist and are refused, so that the refusal can name them.
+#: Types that exist or once existed and are refused, so that the refusal can name them.
 REFUSED: Mapping[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
     9: "Q8_1",
     15: "Q8_K",
     16: "IQ2_XXS",
@@ -71,9 +73,17 @@ REFUSED: Mapping[int, str] = {
     27: "I64",
     28: "F64",
     29: "IQ1_M",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
     34: "TQ1_0",
     35: "TQ2_0",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
     40: "NVFP4",
+    41: "Q1_0",
+    42: "Q2_0",
 }
 
 

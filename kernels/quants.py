@@ -62,10 +62,8 @@ def _half(blocks: U8, at: int) -> F32:
 
 def _part(blocks: U8, start: int, stop: int) -> U8:
     """Some bytes of every block in one run, [n, stop - start]. Each part is moved as one item, not byte by byte."""
-    size = stop - start
-    return (
-        np.ndarray(len(blocks), f"V{size}", blocks, start, blocks.strides[:1]).copy().view(np.uint8).reshape(-1, size)
-    )
+    parts = np.ndarray(len(blocks), f"V{stop - start}", blocks, start, blocks.strides[:1])
+    return parts.copy().view(np.uint8).reshape(len(blocks), stop - start)
 
 
 def _fields(packed: U8, group: int, bits: int, up: int = 0) -> U8:
@@ -80,7 +78,7 @@ def _fields(packed: U8, group: int, bits: int, up: int = 0) -> U8:
     mask = words.dtype.type(int.from_bytes(bytes([(1 << bits) - 1 << up]) * words.itemsize))
     fields = np.empty((packed.size // group, count), item)
     for i in range(count):
-        down = i * bits - up
+        down = i * bits - up  # negative: up
         shifted = words >> down if down >= 0 else words << -down
         fields[:, i] = (shifted & mask).view(item)
     return fields.view(np.uint8).reshape(rows, width * count)

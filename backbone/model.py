@@ -37,6 +37,12 @@ class Model:
         return self.gguf.path
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know of the binding. Optional blocks of built-in definitions are no news."""
+        told = self.program.warnings
+        return told if self.definition.origin != "built in" else tuple(w for w in told if "no step uses" in w)
+
+    @property
     def vocabulary(self) -> int:
         """Logits a row."""
         return self.program.slot_widths[self.program.logits]

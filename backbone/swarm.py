@@ -118,6 +118,7 @@ class Swarm:
         self._slices = SliceServer(model, share_path)
         self._dispatcher = Dispatcher(deadline_s=deadline_s)
         self._place, self._on_progress = placement, on_progress
+        self._plan = Plan({}, {})
         self._open: dict[int, _Open] = {}
         self._ticket = 0
         self._epoch = 1
@@ -176,6 +177,16 @@ class Swarm:
         """One entry for each worker, in the order of their start."""
         return [peer.report for peer in self._peers.values()]
 
+    def classes(self) -> dict[tuple[int, int], str]:
+        """(layer, expert) to the numeric class that the plan gave it to."""
+        by_name = {peer.report.name: peer.report.numeric_class for peer in self._peers.values()}
+        return {
+            (layer, expert): by_name[name]
+            for name, holds in self._plan.holds.items()
+            for layer, experts in holds.items()
+            for expert in experts
+        }
+
     def close(self) -> None:
         """Let the workers go and end those that stay."""
         for peer in self._peers.values():
@@ -183,7 +194,6 @@ class Swarm:
                 self._send(peer.calls_route, Drain("the backbone is done"))
         for peer in self._peers.values():
             peer.worker.stop()
-        self._peers.clear()
         self._gate.close()
 
     def __enter__(self) -> Swarm:
@@ -221,7 +231,7 @@ class Swarm:
         candidates = [
             Candidate(name=p.report.name, memory_bytes=p.worker.spec.memory_bytes) for p in self._peers.values()
         ]
-        plan = self._place(expert_bytes(self._model), candidates)
+        self._plan = plan = self._place(expert_bytes(self._model), candidates)
         if plan.describe():
             log.warning("%s", plan.describe())
         for peer in self._peers.values():

@@ -1,0 +1,92 @@
+"""Messages to a prompt by the model's own chat template, rendered in a child process with bounds on time and memory.
+
+There is no other template to fall back to: what goes wrong is told, and `--template FILE` is the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+from .session import Session
+from .tokenizer import Tokenizer
+
+MAX_TEMPLATE_BYTES = 1 << 20
+#: For starting the child, whose own limit is much tighter once it renders.
+START_TIMEOUT_S = 30.0
+_RENDERER = Path(__file__).with_name("template_renderer.py")
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ChatTemplateError(UsageError):
+    """A template that cannot be used, with its own words where it has some."""
+
+
+def render_chat(template: str, messages: Messages, *, bos_token: str, eos_token: str) -> str:
+    """The prompt for messages, with the beginning of the assistant's answer. ChatTemplateError when it cannot be."""
+    variables = {
+        "messages": list(messages),
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "add_generation_prompt": True,
+    }
+    request = json.dumps({"template": template, "variables": variables})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-X", "utf8", str(_RENDERER)],
+            input=request.encode(),
+            capture_output=True,
+            timeout=START_TIMEOUT_S,
+            env={},
+            check=False,
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except (subprocess.TimeoutExpired, ValueError):
+        answer = {}
+    if "text" in answer:
+        return str(answer["text"])
+    reason = answer.get("error", "it takes more than 2 s or 256 MB")
+    raise ChatTemplateError(
+        f"the chat template failed: {' '.join(str(reason).split())[:300]}; another: --template FILE"
+    )
+
+
+def template_of(metadata: Mapping[str, Any], source: str, file: str | None) -> str:
+    """The chat template of a file, else the model's own. ChatTemplateError when there is none."""
+    if file is not None:
+        try:
+            data = Path(file).read_bytes()
+            template: Any = data.decode("utf-8")
+        except OSError as error:
+            raise ChatTemplateError(f"{file}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ChatTemplateError(f"{file}: byte {error.start} is not UTF-8") from None
+    else:
+        template = metadata.get(TEMPLATE_KEY)
+    if not isinstance(template, str):
+        raise ChatTemplateError(f"{source}: the model has no chat template; give one with --template FILE")
+    if len(template) > MAX_TEMPLATE_BYTES:
+        raise ChatTemplateError(
+            f"a chat template of {len(template)} characters; at most {MAX_TEMPLATE_BYTES} are allowed"
+        )
+    return template
+
+
+def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a rendered template: its control tokens count as such, and BOS is added only where it wrote none."""
+    writes_bos = bool(tokenizer.bos_text) and text.startswith(tokenizer.bos_text)
+    return tokenizer.encode(text, add_special=not writes_bos)
+
+
+def chat_prompt(session: Session, tokenizer: Tokenizer, messages: Messages, file: str | None) -> list[int]:
+    """Ids of the prompt for messages."""
+    template = template_of(session.model.gguf.metadata, str(session.model.path), file)
+    text = render_chat(template, messages, bos_token=tokenizer.bos_text, eos_token=tokenizer.eos_text)
+    return encode_chat(tokenizer, text)

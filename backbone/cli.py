@@ -1,0 +1,57 @@
+"""The `backbone` command: parses, runs a subcommand, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from archdefs import ArchdefError
+from kernels.errors import KernelError
+
+from .commands import COMMANDS
+from .errors import BackboneError, UsageError
+from .provenance import engine_version
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="backbone",
+        description="Mixture-of-Experts language models (GGUF) run across whatever hardware turned up.",
+    )
+    parser.add_argument("--version", action="version", version=f"expertswarm {engine_version()}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. 0: done, 1: failed on the way, 2: wrong use or bad input."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO if args.verbose else logging.WARNING, format="backbone: %(message)s", stream=sys.stderr
+    )
+    try:
+        code: int = args.func(args)
+        sys.stdout.flush()
+    except (UsageError, ArchdefError, KernelError) as error:
+        return _failed(error, 2)
+    except BackboneError as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        print("backbone: stopped", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain again when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"backbone: error: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,221 @@
+"""A model's name to its file: a path, an Ollama `name:tag`, or a Hugging Face `org/repo` in the local caches.
+
+Nothing is fetched. Names in manifests are foreign: a blob is only ever looked for by a digest of 64 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+DEMO = Path(__file__).parent / "demo" / "verse-moe-q4_k_m.gguf"
+DEMO_NAME = "demo"
+MAX_MANIFEST_BYTES = 1 << 20
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})\Z")
+_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model in a local cache. `sha256` where the cache itself names content by it."""
+
+    name: str
+    path: Path
+    origin: str  #: "ollama" or "huggingface"
+    sha256: str | None
+
+
+def resolve_model(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The (first) file of a model. UsageError lists the places looked at, or the files to choose from."""
+    if name in ("", DEMO_NAME):
+        return DEMO
+    if name.startswith("~"):
+        name = str(Path(name).expanduser())
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return _only(_ggufs(path), str(path), "")
+    ollama, hugging_face = _ollama_homes(environ), _hugging_face_homes(environ)
+    for home in ollama:
+        if (found := _in_ollama(home, name)) is not None:
+            return found
+    for hub in hugging_face:
+        if (found := _in_hugging_face(hub, name)) is not None:
+            return found
+    raise UsageError(_not_found(name, path, [*ollama, *hugging_face], environ))
+
+
+def list_models(environ: Mapping[str, str] = os.environ) -> list[LocalModel]:
+    """Models in the local caches, by name. What cannot be read is left out: it is not ours to judge here."""
+    found = list[LocalModel]()
+    for home in _ollama_homes(environ):
+        found += _list_ollama(home)
+    for hub in _hugging_face_homes(environ):
+        found += _list_hugging_face(hub)
+    return sorted(found, key=lambda m: m.name)
+
+
+def content_sha256(path: Path) -> str | None:
+    """The sha256 of a file that its content-addressed store already names; None elsewhere."""
+    real = path.resolve()
+    if (match := _DIGEST.match(real.name)) is not None and real.parent.name == "blobs":
+        return match[1]
+    if re.fullmatch(r"[0-9a-f]{64}", real.name) and real.parent.name == "blobs":
+        return real.name  # Hugging Face names large files by the sha256 of their content
+    return None
+
+
+# ---- Ollama
+
+
+def _ollama_homes(environ: Mapping[str, str]) -> list[Path]:
+    if environ.get("OLLAMA_MODELS"):
+        return [Path(environ["OLLAMA_MODELS"])]
+    home = Path(environ.get("HOME") or Path.home())
+    return [home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
+
+
+def _in_ollama(home: Path, name: str) -> Path | None:
+    base, _, tag = name.partition(":")
+    parts = base.split("/")
+    tag = tag or "latest"
+    if not all(_NAME_PART.match(part) for part in (*parts, tag)) or len(parts) > 3:
+        return None
+    defaults = ["registry.ollama.ai", "library"]
+    manifest = home.joinpath("manifests", *defaults[: 3 - len(parts)], *parts, tag)
+    if not manifest.is_file():
+        return None
+    return _blob(home, manifest, _manifest(manifest))
+
+
+def _manifest(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise UsageError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes; this is no Ollama manifest")
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: the Ollama manifest is no JSON; pull the model again") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _blob(home: Path, manifest: Path, content: Any) -> Path:
+    layers = content.get("layers") if isinstance(content, dict) else None
+    digests = [
+        layer.get("digest")
+        for layer in (layers if isinstance(layers, list) else [])
+        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER
+    ]
+    match = _DIGEST.match(digests[0]) if len(digests) == 1 and isinstance(digests[0], str) else None
+    if match is None:
+        raise UsageError(f"{manifest}: the Ollama manifest names no model with a sha256 digest; pull the model again")
+    path = home / "blobs" / f"sha256-{match[1]}"
+    if not path.is_file():
+        raise UsageError(f"{manifest}: its model {path} is missing; pull the model again")
+    return path
+
+
+def _list_ollama(home: Path) -> Iterator[LocalModel]:
+    manifests = home / "manifests"
+    for path in sorted(manifests.glob("*/*/*/*")) if manifests.is_dir() else ():
+        host, space, model, tag = path.relative_to(manifests).parts
+        prefix = "" if (host, space) == ("registry.ollama.ai", "library") else f"{space}/"
+        prefix = prefix if host == "registry.ollama.ai" else f"{host}/{prefix}"
+        try:
+            blob = _blob(home, path, _manifest(path))
+        except UsageError:
+            continue
+        yield LocalModel(name=f"{prefix}{model}:{tag}", path=blob, origin="ollama", sha256=content_sha256(blob))
+
+
+# ---- Hugging Face
+
+
+def _hugging_face_homes(environ: Mapping[str, str]) -> list[Path]:
+    if environ.get("HF_HUB_CACHE"):
+        return [Path(environ["HF_HUB_CACHE"])]
+    if environ.get("HF_HOME"):
+        return [Path(environ["HF_HOME"]) / "hub"]
+    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
+    return [Path(cache) / "huggingface" / "hub"]
+
+
+def _snapshot(repo: Path) -> Path | None:
+    """The folder of the commit that `main` means, else the newest one."""
+    ref = repo / "refs" / "main"
+    if ref.is_file() and ref.stat().st_size < 200:
+        commit = ref.read_text(encoding="utf-8", errors="replace").strip()
+        if re.fullmatch(r"[0-9a-zA-Z]+", commit) and (repo / "snapshots" / commit).is_dir():
+            return repo / "snapshots" / commit
+    snapshots = [p for p in (repo / "snapshots").glob("*") if p.is_dir()]
+    return max(snapshots, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def _in_hugging_face(hub: Path, name: str) -> Path | None:
+    base, _, choice = name.partition(":")
+    parts = base.split("/")
+    if len(parts) != 2 or not all(_NAME_PART.match(part) for part in parts):
+        return None
+    repo = hub / f"models--{parts[0]}--{parts[1]}"
+    if not repo.is_dir():
+        return None
+    snapshot = _snapshot(repo)
+    if snapshot is None:
+        raise UsageError(f"{repo}: holds no snapshot; download the model again")
+    return _only(_ggufs(snapshot), base, choice)
+
+
+def _list_hugging_face(hub: Path) -> Iterator[LocalModel]:
+    for repo in sorted(hub.glob("models--*--*")) if hub.is_dir() else ():
+        snapshot = _snapshot(repo)
+        name = "/".join(repo.name.split("--")[1:])
+        for path in _ggufs(snapshot) if snapshot is not None else ():
+            shown = f"{name}:{path.relative_to(snapshot)}" if snapshot is not None else name
+            yield LocalModel(name=shown, path=path, origin="huggingface", sha256=content_sha256(path))
+
+
+# ---- choosing
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    """Models below a folder: a split one by its first part, no image projectors."""
+    found = []
+    for path in sorted(folder.rglob("*.gguf")):
+        split = _SPLIT.match(path.name)
+        if path.is_file() and not path.name.startswith("mmproj") and (split is None or int(split[2]) == 1):
+            found.append(path)
+    return found
+
+
+def _only(paths: list[Path], name: str, choice: str) -> Path:
+    if not paths:
+        raise UsageError(f"{name}: holds no .gguf file")
+    chosen = [p for p in paths if choice.lower() in p.name.lower()] if choice else paths
+    exact = [p for p in chosen if p.name == choice]
+    if len(exact) == 1 or len(chosen) == 1:
+        return (exact or chosen)[0]
+    listed = ", ".join(f"{p.name} ({p.stat().st_size / 1e9:.2f} GB)" for p in (chosen or paths))
+    how = f"choose one as {name}:FILE or {name}:Q4_K_M" if "/" in name and not Path(name).is_dir() else "name one"
+    what = "several models" if chosen else f"no model {choice!r}"
+    raise UsageError(f"{name}: holds {what}: {listed}; {how}")
+
+
+def _not_found(name: str, path: Path, places: list[Path], environ: Mapping[str, str]) -> str:
+    known = [model.name for model in list_models(environ)]
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    looked = ", ".join(
+        [str(path.absolute()), *(f"{place}{'' if place.is_dir() else ' (no such folder)'}" for place in places)]
+    )
+    return f"no model {name!r}{hint}; looked at {looked}. Nothing is downloaded: fetch it first, or give a GGUF file"

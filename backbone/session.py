@@ -1,0 +1,128 @@
+"""A loaded model with its workers, as the commands use it: settings in, an engine out; all ends with the block."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archdefs import ArchdefError, Library, load_library
+from kernels.errors import BackendUnavailable
+from kernels.interface import DenseBackend
+from kernels.registry import make_backend
+
+from .discovery import DEMO, resolve_model
+from .engine import Engine
+from .errors import UsageError
+from .experts import ExpertSource
+from .local_workers import WorkerSpec, parse_workers
+from .model import Model, load_model
+from .provenance import WeightsDigest, class_map_digest, engine_sha256, engine_version
+from .settings import Settings
+from .swarm import Swarm, WorkerReport
+from .terminal import ProgressLine
+from .tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+DEFAULT_CONTEXT = 4096
+DEMO_WORKERS = "2"
+
+
+@dataclass(slots=True)
+class Session:
+    """What a command works with."""
+
+    settings: Settings
+    model: Model
+    engine: Engine
+    swarm: Swarm | None
+    digest: WeightsDigest
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. TokenizerError when it is of a kind that is not known."""
+        return load_tokenizer(self.model.gguf.metadata, str(self.model.path))
+
+    def workers(self) -> list[WorkerReport]:
+        """What each worker did."""
+        return self.swarm.report() if self.swarm is not None else []
+
+    def provenance(self) -> dict[str, Any]:
+        """Which weights, definition, engine and classes an answer came of. Waits for the weights' sha256."""
+        ours = str(self.model.backend.numeric_class)
+        held = self.swarm.classes() if self.swarm is not None else {}
+        classes = {
+            layer: [held.get((layer, e), ours) for e in range(self.model.expert_count(layer))]
+            for layer in self.model.expert_tensors
+        }
+        definition = self.model.definition
+        return {
+            "model": str(self.model.path),
+            "weights": self.digest.result(),
+            "archdef": {"name": definition.name, "origin": definition.origin, "sha256": definition.sha256},
+            "engine": {"version": engine_version(), "sha256": engine_sha256()},
+            "backbone_class": ours,
+            "class_map": class_map_digest(ours, classes),
+        }
+
+
+def open_library(settings: Settings) -> Library:
+    """The definitions there are. UsageError when the operator's folder cannot be read."""
+    try:
+        return load_library(Path(settings.archdefs) if settings.archdefs else None)
+    except ArchdefError as error:
+        raise UsageError(str(error)) from None
+
+
+def open_backend(name: str) -> DenseBackend:
+    """A backend by name. UsageError says why it cannot be had."""
+    try:
+        return make_backend(name)
+    except BackendUnavailable as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def open_session(settings: Settings) -> Iterator[Session]:
+    """Load the model that the settings name and start its workers; end them with the block."""
+    path = resolve_model(settings.model, os.environ)
+    backend = open_backend(settings.backend)
+    workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), settings.backend)
+    for name in set(workers) - {settings.backend}:
+        open_backend(name)  # said here, once, rather than by a worker that cannot start
+    model = load_model(path, open_library(settings), backend)
+    for warning in model.warnings:
+        log.warning("%s", warning)
+    with ExitStack() as stack:
+        digest = WeightsDigest(model.gguf.paths)
+        stack.callback(digest.stop)
+        experts: ExpertSource = model.local_experts
+        swarm: Swarm | None = None
+        if workers and not model.expert_tensors:
+            log.warning("%s is a dense model: workers have nothing to do, so none is started", path.name)
+        elif workers:
+            swarm = stack.enter_context(_swarm(model, workers, settings))
+            experts = swarm
+        elif model.expert_tensors and path != DEMO and settings["workers"].source == "default":
+            log.warning("all experts run in this process; share them out with --workers 2")
+        yield Session(settings, model, Engine(model, experts, context=_context(settings, model)), swarm, digest)
+
+
+def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
+    progress = ProgressLine(sys.stderr)
+    specs = [WorkerSpec(backend=name, memory_bytes=settings.worker_memory) for name in workers]
+    try:
+        return Swarm(model, specs, local=model.local_experts, on_progress=progress.show)
+    finally:
+        progress.clear()
+
+
+def _context(settings: Settings, model: Model) -> int:
+    trained = model.trained_context or DEFAULT_CONTEXT
+    if settings.context > trained:
+        log.warning("the context of %d is longer than the %d that the model was made for", settings.context, trained)
+    return int(settings.context) or min(trained, DEFAULT_CONTEXT)

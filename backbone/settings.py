@@ -1,0 +1,280 @@
+"""Every `EXPERTSWARM_*` knob: flag, then process environment, then `.env` in the current folder, then default.
+
+One table; whoever shows or reads a setting goes through it. A value that cannot be used is an error with its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+PREFIX = "EXPERTSWARM_"
+MAX_DOTENV_BYTES = 1 << 20
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `800M`, `1.5G`, `2GiB` or a plain number. ValueError when it is none of these."""
+    word = text.strip().lower().removesuffix("b")
+    digits = word.rstrip("kmgti")
+    size = float(digits) * _UNITS[word[len(digits) :]] if word[len(digits) :] in _UNITS else math.nan
+    if not 0 <= size < 1 << 60:
+        raise ValueError(text)
+    return int(size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting. `kind` is str, int, float or "size"; bounds hold for numbers, both ends included."""
+
+    name: str
+    flags: tuple[str, ...]
+    kind: Any
+    default: Any
+    help: str
+    least: float = -math.inf
+    most: float = math.inf
+    metavar: str = "N"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.name.upper()
+
+    def parse(self, text: str, place: str) -> Any:
+        """The value of a text. UsageError names the place it came from."""
+        if self.kind is str:
+            return text
+        try:
+            value = parse_size(text) if self.kind == "size" else self.kind(text)
+        except ValueError:
+            what = {int: "a whole number", float: "a number"}.get(self.kind, "a size such as 800M or 2GiB")
+            raise UsageError(f"{place}: {text!r} is not {what}") from None
+        if not self.least <= value <= self.most:  # NaN is out of every range
+            raise UsageError(f"{place}: {text} is out of range; from {self.least:g} to {self.most:g} is allowed")
+        return value
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        name="model",
+        flags=("-m", "--model"),
+        kind=str,
+        default="",
+        metavar="MODEL",
+        help="GGUF file, or Ollama name:tag or Hugging Face org/repo in a local cache (default: the embedded demo)",
+    ),
+    Knob(
+        name="backend",
+        flags=("--backend",),
+        kind=str,
+        default="numpy",
+        metavar="NAME",
+        help="what the backbone itself computes with",
+    ),
+    Knob(
+        name="archdefs",
+        flags=("--archdefs",),
+        kind=str,
+        default="",
+        metavar="DIR",
+        help="folder of .archdef files that add to the built-in definitions or replace them",
+    ),
+    Knob(
+        name="workers",
+        flags=("--workers",),
+        kind=str,
+        default="",
+        metavar="N",
+        help="local worker processes: 2, or numpy:2; 0 for none (default: 2 for the demo model, else 0)",
+    ),
+    Knob(
+        name="worker_memory",
+        flags=("--worker-memory",),
+        kind="size",
+        default=0,
+        least=0,
+        most=1 << 60,
+        metavar="SIZE",
+        help="what each local worker may hold, such as 800M or 2GiB (0: no bound)",
+    ),
+    Knob(
+        name="context",
+        flags=("-c", "--context"),
+        kind=int,
+        default=0,
+        least=0,
+        most=1 << 24,
+        help="tokens of context (0: the model's, at most 4096)",
+    ),
+    Knob(
+        name="predict",
+        flags=("-n", "--predict"),
+        kind=int,
+        default=128,
+        least=0,
+        most=1 << 24,
+        help="tokens to generate at most",
+    ),
+    Knob(
+        name="temperature",
+        flags=("--temp", "--temperature"),
+        kind=float,
+        default=0.0,
+        least=0,
+        most=100,
+        metavar="T",
+        help="randomness; 0 takes the likeliest token",
+    ),
+    Knob(
+        name="top_k",
+        flags=("--top-k",),
+        kind=int,
+        default=0,
+        least=0,
+        most=1 << 24,
+        help="draw from the N likeliest tokens (0: all)",
+    ),
+    Knob(
+        name="top_p",
+        flags=("--top-p",),
+        kind=float,
+        default=1.0,
+        least=0,
+        most=1,
+        metavar="P",
+        help="draw from the likeliest tokens that together have probability P",
+    ),
+    Knob(
+        name="min_p",
+        flags=("--min-p",),
+        kind=float,
+        default=0.0,
+        least=0,
+        most=1,
+        metavar="P",
+        help="draw from tokens at least P times as likely as the likeliest",
+    ),
+    Knob(
+        name="repeat_penalty",
+        flags=("--repeat-penalty",),
+        kind=float,
+        default=1.0,
+        least=0.01,
+        most=100,
+        metavar="F",
+        help="make the last 64 tokens less likely by this factor (1: off)",
+    ),
+    Knob(
+        name="seed",
+        flags=("--seed",),
+        kind=int,
+        default=None,
+        least=0,
+        most=(1 << 63) - 1,
+        help="seed of the draw; the same seed gives the same text (default: from the system)",
+    ),
+)
+BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it came from."""
+
+    value: Any
+    source: str
+
+
+class Settings:
+    """Every knob's value with its source. `settings.top_k` is the value."""
+
+    def __init__(self, found: Mapping[str, Setting]) -> None:
+        self._found = dict(found)
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._found[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._found[name].value
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the flags of some knobs. Their values stay text, so that every source is checked in one place."""
+    for name in names:
+        knob = BY_NAME[name]
+        parser.add_argument(*knob.flags, dest=knob.name, metavar=knob.metavar, help=knob.help, default=None)
+
+
+def resolve(args: argparse.Namespace, environ: Mapping[str, str], dotenv: Path = Path(".env")) -> Settings:
+    """All settings of a run. UsageError for a value that cannot be used, or a variable that is no knob's."""
+    file = _read_dotenv(dotenv)
+    _refuse_unknown({key: (value, "environment") for key, value in environ.items()} | file)
+    return Settings({knob.name: _resolved(knob, args, environ, file) for knob in KNOBS})
+
+
+def _resolved(
+    knob: Knob, args: argparse.Namespace, environ: Mapping[str, str], file: Mapping[str, tuple[str, str]]
+) -> Setting:
+    given = getattr(args, knob.name, None)
+    if given is not None:
+        return Setting(knob.parse(given, knob.flags[-1]), f"flag {knob.flags[-1]}")
+    if environ.get(knob.variable):
+        return Setting(knob.parse(environ[knob.variable], f"environment: {knob.variable}"), "environment")
+    if knob.variable in file and file[knob.variable][0]:
+        text, place = file[knob.variable]
+        return Setting(knob.parse(text, f"{place}: {knob.variable}"), place)
+    return Setting(knob.default, "default")
+
+
+def _refuse_unknown(given: Mapping[str, tuple[str, str]]) -> None:
+    known = {knob.variable for knob in KNOBS}
+    for key, (_, place) in given.items():
+        if key.startswith(PREFIX) and key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise UsageError(f"{place}: no setting {key}; {hint}")
+
+
+def _read_dotenv(path: Path) -> dict[str, tuple[str, str]]:
+    """Our variables of a `.env` file, each with its place. Other programs' lines are left alone."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_DOTENV_BYTES:
+        raise UsageError(f"{path}: larger than {MAX_DOTENV_BYTES} bytes; this is no settings file")
+    found = dict[str, tuple[str, str]]()
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        key, equals, text = line.strip().removeprefix("export ").partition("=")
+        key, text = key.strip(), text.strip()
+        if not equals or not key.startswith(PREFIX):
+            continue
+        if text[:1] in ("'", '"'):
+            end = text.find(text[0], 1)
+            if end < 0:
+                raise UsageError(f"{path}:{number}: {key} has an opening quote and no closing one")
+            text = text[1:end]
+        else:
+            text = text.partition(" #")[0].strip()
+        found[key] = (text, f"{path}:{number}")
+    return found
+
+
+def example() -> str:
+    """The text of `.env.example`: every knob, commented out, with its meaning and default."""
+    lines = [
+        "# Settings of expertswarm. Copy to .env and take out the # of what you set; flags and the environment win."
+    ]
+    for knob in KNOBS:
+        default = "" if knob.default in (None, "") else str(knob.default)
+        lines += ["", f"# {knob.help} ({knob.flags[-1]})", f"#{knob.variable}={default}"]
+    return "\n".join(lines) + "\n"

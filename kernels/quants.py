@@ -114,7 +114,7 @@ class _F32(Quant, qtype=GGMLType.F32):
 
 
 class _F16(Quant, qtype=GGMLType.F16):
-    """Widened by integers, three times as fast as numpy's cast: exponents are set right by one exact product."""
+    """Widened by integers, twice as fast as numpy's cast: exponents are set right by one exact product."""
 
     @classmethod
     def fill(cls, blocks: U8, out: F32) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from kernels.interface import F32
 from kernels.state import Rows, Sequence, Taps
 
 from .errors import UsageError
-from .executor import finish, interleave
+from .executor import interleave
 from .experts import ExpertSource
 from .model import Model
 from .sampling import Sampler, SamplingOptions
@@ -75,13 +75,30 @@ class Engine:
         """An empty sequence."""
         return self.model.executor.sequence()
 
-    def extend(self, sequence: Sequence, tokens: Seq[int], *, want_all: bool = False, taps: Taps | None = None) -> F32:
-        """Run tokens at the sequence's end. Logits [1, vocabulary] after the last, or [T, vocabulary] after each."""
-        parts = list(self.extend_in_chunks(sequence, tokens, want_all=want_all, taps=taps))
+    def extend(
+        self,
+        sequence: Sequence,
+        tokens: Seq[int],
+        *,
+        want_all: bool = False,
+        taps: Taps | None = None,
+        given_ids: Mapping[int, NDArray[np.int32]] | None = None,
+    ) -> F32:
+        """Run tokens at the sequence's end. Logits [1, vocabulary] after the last, or [T, vocabulary] after each.
+
+        `taps` collects routing, scores and residuals; `given_ids` (layer: [T, k]) replaces the routers' choice.
+        """
+        parts = list(self.extend_in_chunks(sequence, tokens, want_all=want_all, taps=taps, given_ids=given_ids))
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def extend_in_chunks(
-        self, sequence: Sequence, tokens: Seq[int], *, want_all: bool = False, taps: Taps | None = None
+        self,
+        sequence: Sequence,
+        tokens: Seq[int],
+        *,
+        want_all: bool = False,
+        taps: Taps | None = None,
+        given_ids: Mapping[int, NDArray[np.int32]] | None = None,
     ) -> Iterator[F32]:
         """As `extend`, giving each chunk's logits (none but for the last chunk, unless all are wanted)."""
         first = len(sequence.tokens)
@@ -94,7 +111,8 @@ class Engine:
             is_last = start + len(ids) == len(tokens)
             wanted = np.arange(len(ids)) if want_all else np.arange(len(ids) - 1, len(ids)) if is_last else np.arange(0)
             positions = np.arange(first + start, first + start + len(ids), dtype=np.int64)
-            batches.append(Rows(ids, positions, [sequence] * len(ids), wanted, taps))
+            given = {layer: of[start : start + len(ids)] for layer, of in given_ids.items()} if given_ids else None
+            batches.append(Rows(ids, positions, [sequence] * len(ids), wanted, taps, given))
         try:
             # Taps are filled in the order of rows: chunks then run one after another.
             runs = [self.model.executor.run(rows, self.experts) for rows in batches]
@@ -221,11 +239,3 @@ class _Stream:
 def logits_sha256(row: NDArray[np.float32]) -> str:
     """sha256 of the bits of one row of logits, little-endian float32."""
     return hashlib.sha256(np.ascontiguousarray(row, dtype="<f4").tobytes()).hexdigest()
-
-
-def whole_logits(engine: Engine, ids: Seq[int], *, taps: Taps | None = None) -> F32:
-    """Logits [tokens, vocabulary] after each token of a new sequence."""
-    return engine.extend(engine.new_sequence(), ids, want_all=True, taps=taps)
-
-
-__all__ = ["Answer", "Engine", "GenerateOptions", "Timing", "finish", "logits_sha256", "whole_logits"]

@@ -125,16 +125,6 @@ def _merged(rows: F32, weights: F32, layer: int) -> F32:
     return combine(rows, weights)
 
 
-def finish(run: Generator[None, None, F32]) -> F32:
-    """Drive one run to its end."""
-    while True:
-        try:
-            next(run)
-        except StopIteration as stop:
-            logits: F32 = stop.value
-            return logits
-
-
 def interleave(runs: Seq[Generator[None, None, F32]], at_once: int = 2) -> Generator[F32, None, None]:
     """Drive runs in order, a few at a time in turn: one computes its dense layers while another waits for experts.
 

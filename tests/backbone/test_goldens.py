@@ -1,0 +1,100 @@
+"""Every family against llama.cpp's own numbers, and that no family's name decides anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from goldens import ARCHS, F32_BAR, GELU_TABLE_BAR, LATER, Golden, golden_params, load, renamed
+from shared_data import GOLDEN
+
+from archdefs import load_library
+from backbone.discovery import DEMO
+from backbone.engine import Engine, GenerateOptions
+from backbone.tokenizer import load_tokenizer
+from kernels.state import Taps
+
+Find = Callable[[str], Path]
+PROMPTS = json.loads((GOLDEN / "verse-moe-golden.json").read_text())["prompts"]
+
+
+@pytest.mark.parametrize("golden", golden_params())
+def test_logits_experts_and_greedy_tokens(golden: Golden, arch_model: Find) -> None:
+    data = golden.data()
+    bar = GELU_TABLE_BAR if str(data["tolerance"]) == "f32-gelu-table" else F32_BAR
+    model = load(arch_model(golden.model_name))
+    engine = Engine(model, model.local_experts, context=128)
+    sequence, taps = engine.new_sequence(), Taps()
+    logits = engine.extend(sequence, data["tokens"].tolist(), want_all=True, taps=taps)
+    assert np.abs(logits - data["logits"]).max() <= bar
+
+    for at, layer in enumerate(data["moe_layers"].tolist() if "moe_layers" in data else []):
+        ours = np.sort(np.concatenate(taps.ids[layer]), axis=1)
+        assert np.array_equal(ours, np.sort(data["experts"][at], axis=1)), f"experts of layer {layer}"
+
+    greedy, row = [], logits[-1]
+    for theirs in [*data["greedy_logits"], None]:
+        greedy.append(int(row.argmax()))
+        if theirs is not None:
+            row = engine.step(sequence, greedy[-1])
+            assert np.abs(row - theirs).max() <= bar
+    assert greedy == data["greedy"].tolist()
+
+
+def test_residuals_after_each_layer(arch_model: Find) -> None:
+    data = Golden("qwen2moe").data()
+    model = load(arch_model("qwen2moe"))
+    engine, taps = Engine(model, model.local_experts, context=128), Taps()
+    engine.extend(engine.new_sequence(), data["tokens"].tolist(), taps=taps)
+    ours = np.stack([np.concatenate(taps.residuals[layer]) for layer in range(len(data["layer_out"]))])
+    assert np.abs(ours - data["layer_out"]).max() <= F32_BAR
+
+
+def test_given_ids_take_the_place_of_the_routers_choice(arch_model: Find) -> None:
+    data = Golden("qwen3moe").data()
+    model = load(arch_model("qwen3moe"))
+    engine, taps = Engine(model, model.local_experts, context=128, chunk_rows=3), Taps()
+    tokens = data["tokens"][:8].tolist()
+    free = engine.extend(engine.new_sequence(), tokens, want_all=True, taps=taps)
+    own = {layer: np.concatenate(ids) for layer, ids in taps.ids.items()}
+    assert np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids=own), free)
+    other = {layer: (ids + 1) % model.expert_count(layer) for layer, ids in own.items()}
+    assert not np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids=other), free)
+
+
+NAMES = sorted({Golden(path.stem).model_name for path in ARCHS.glob("*.npz")})
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if Golden(n).family not in LATER and not Golden(n).is_quantised])
+def test_no_family_name_decides_anything(name: str, arch_model: Find, tmp_path: Path) -> None:
+    tokens = Golden(name).data()["tokens"].tolist()
+    path, library = renamed(arch_model(name), "zwumf", tmp_path)
+    logits = []
+    for model in (load(arch_model(name)), load(path, library)):
+        engine = Engine(model, model.local_experts, context=128)
+        logits.append(engine.extend(engine.new_sequence(), tokens, want_all=True))
+    assert logits[0].tobytes() == logits[1].tobytes()
+    assert load(path, library).definition.origin != "built in"
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p["name"])
+def test_demo_model_writes_what_llama_cpp_writes(prompt: dict[str, Any]) -> None:
+    model = load(DEMO)
+    tokenizer = load_tokenizer(model.gguf.metadata, "demo")
+    ids = tokenizer.encode(prompt["prompt"]) if isinstance(prompt["prompt"], str) else prompt["prompt"]
+    assert ids == prompt["prompt_ids"]
+    engine = Engine(model, model.local_experts, context=512)
+    shown: list[str] = []
+    answer = engine.generate(ids, tokenizer, GenerateOptions(max_tokens=len(prompt["ids"])), on_text=shown.append)
+    assert (answer.ids, answer.text, answer.stop) == (prompt["ids"], prompt["text"], prompt["stop"])
+    assert "".join(shown) == prompt["text"]
+
+
+def test_every_definition_has_a_golden_that_runs() -> None:
+    families = {param.values[0].family for param in golden_params() if not param.marks}
+    assert {"mixtral", "llama31"} <= families
+    assert set(load_library().definitions) <= families

@@ -1,0 +1,41 @@
+"""Fixtures that several packages' tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from goldens import quantised_file, write_f32_models
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's caches and settings."""
+    home = tmp_path_factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    for name in ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def f32_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every F32 model of the golden set, written once."""
+    folder = tmp_path_factory.mktemp("archs")
+    write_f32_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def arch_model(f32_models: Path) -> Callable[[str], Path]:
+    """A model file of the golden set by name."""
+
+    def find(name: str) -> Path:
+        if "-Q" in name:
+            path = quantised_file(name)
+            assert path is not None, name
+            return path
+        return f32_models / f"{name}.gguf"
+
+    return find

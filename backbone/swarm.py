@@ -177,6 +177,10 @@ class Swarm:
         """One entry for each worker, in the order of their start."""
         return [peer.report for peer in self._peers.values()]
 
+    def pids(self) -> list[int]:
+        """Process ids of the workers, in the order of their start."""
+        return [peer.worker.pid for peer in self._peers.values()]
+
     def classes(self) -> dict[tuple[int, int], str]:
         """(layer, expert) to the numeric class that the plan gave it to."""
         by_name = {peer.report.name: peer.report.numeric_class for peer in self._peers.values()}

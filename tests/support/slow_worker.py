@@ -1,0 +1,37 @@
+"""A worker whose experts take their time: `slow_worker.py SECONDS [MARK]`.
+
+SECONDS may be a range such as 0-0.02, drawn anew for each call. With MARK, a file of that name is made when a call
+begins, so that a test can act in the middle of it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+from kernels.backends.numpy_cpu import NumpyBackend
+from kernels.interface import F32, ExpertWeights
+from worker.cli import serve
+from worker.session import read_session
+
+
+class SlowBackend(NumpyBackend):
+    """The reference, later."""
+
+    def __init__(self, least: float, most: float, mark: Path | None) -> None:
+        super().__init__()
+        self._least, self._most, self._mark = least, most, mark
+
+    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
+        if self._mark is not None:
+            self._mark.touch()
+        time.sleep(random.uniform(self._least, self._most))
+        return super().expert_rows(expert, x)
+
+
+if __name__ == "__main__":
+    least, _, most = sys.argv[1].partition("-")
+    mark = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    serve(read_session(sys.stdin.readline()), SlowBackend(float(least), float(most or least), mark))

@@ -1,0 +1,213 @@
+"""Placement invariance: the same bits whoever holds what, however many workers, in any order, in any batch, with any loss.
+
+Real worker processes, CURVE, weights over the wire; the class is the reference's, on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from goldens import Golden, load
+
+from backbone.engine import Engine
+from backbone.local_workers import WorkerSpec
+from backbone.model import Model
+from backbone.placement import Candidate, Plan, place
+from backbone.swarm import Swarm
+from kernels.backends.numpy_cpu import NumpyBackend
+
+Find = Callable[[str], Path]
+SLOW = str(Path(__file__).parents[1] / "support" / "slow_worker.py")
+TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
+
+
+@pytest.fixture(scope="module", params=["qwen3moe", "qwen2moe", "qwen3moe-k256-Q4_K_M"])
+def model(request: pytest.FixtureRequest, arch_model: Find) -> Model:
+    return load(arch_model(request.param))
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model) -> bytes:
+    """The bits of one process, one batch."""
+    return bits(Engine(model, model.local_experts, context=64))
+
+
+def bits(engine: Engine, tokens: Sequence[int] = TOKENS) -> bytes:
+    return engine.extend(engine.new_sequence(), tokens, want_all=True).tobytes()
+
+
+def swarm(model: Model, count: int, **options: Any) -> Swarm:
+    options = {"share_path": False} | options
+    return Swarm(model, [WorkerSpec(backend="numpy")] * count, local=model.local_experts, **options)
+
+
+def slow(*args: str) -> list[str]:
+    return [sys.executable, SLOW, *args]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_batches_of_any_size_in_one_process(model: Model, expected: bytes, chunk: int) -> None:
+    assert bits(Engine(model, model.local_experts, context=64, chunk_rows=chunk)) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_any_number_of_workers(model: Model, expected: bytes, count: int) -> None:
+    with swarm(model, count) as workers:
+        for chunk in (1, 7, 64):
+            assert bits(Engine(model, workers, context=64, chunk_rows=chunk)) == expected
+        assert all(report.calls > 0 and report.state == "serving" for report in workers.report())
+        assert workers.local_calls == 0
+
+
+def shuffled(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+    """Every expert somewhere, at random; some twice."""
+    draw = random.Random(seed)
+    holds: dict[str, dict[int, tuple[int, ...]]] = {c.name: {} for c in candidates}
+    for layer, experts in sizes.items():
+        homes = {e: draw.sample(candidates, draw.choice((1, 2))) for e in range(len(experts))}
+        for c in candidates:
+            mine = [e for e, held in homes.items() if c in held]
+            draw.shuffle(mine)
+            if mine:
+                holds[c.name][layer] = tuple(mine)
+    return Plan(holds, {})
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_shuffled_placements_with_replies_delayed_and_reordered(model: Model, expected: bytes, seed: int) -> None:
+    with swarm(model, 3, placement=partial(shuffled, seed), command=slow("0-0.004")) as workers:
+        assert bits(Engine(model, workers, context=64, chunk_rows=7)) == expected
+        assert sum(report.calls for report in workers.report()) > 0
+        assert workers.local_calls == 0
+
+
+def test_experts_that_fit_nowhere_are_computed_here(model: Model, expected: bytes) -> None:
+    half: Callable[..., Plan] = lambda sizes, candidates: place(  # noqa: E731 - a plan for this test alone
+        sizes, [Candidate(name=c.name, memory_bytes=sum(map(sum, sizes.values())) // 2) for c in candidates]
+    )
+    with swarm(model, 1, placement=half) as workers:
+        assert bits(Engine(model, workers, context=64)) == expected
+        assert workers.local_calls > 0
+        assert workers.report()[0].calls > 0
+
+
+def test_a_worker_killed_between_two_tokens(model: Model, expected: bytes) -> None:
+    with swarm(model, 2) as workers:
+        engine = Engine(model, workers, context=64)
+        sequence, rows = engine.new_sequence(), []
+        for at, token in enumerate(TOKENS):
+            if at == 9:
+                os.kill(workers.pids()[0], signal.SIGKILL)
+            rows.append(engine.step(sequence, token))
+        assert np.stack(rows).tobytes() == expected
+        states = [report.state for report in workers.report()]
+        assert states == ["lost", "serving"]
+        assert workers.local_calls > 0
+
+
+def test_a_worker_killed_in_the_middle_of_a_call(model: Model, expected: bytes, tmp_path: Path) -> None:
+    mark = tmp_path / "in-a-call"
+    with swarm(model, 2, command=slow("0.01", str(mark))) as workers:
+        killer = threading.Thread(target=kill_when, args=(mark, workers.pids()[1]))
+        killer.start()
+        assert bits(Engine(model, workers, context=64, chunk_rows=7)) == expected
+        killer.join()
+        lost = workers.report()[1]
+        assert lost.state == "lost"
+        assert lost.failures
+        assert workers.local_calls > 0
+
+
+def kill_when(mark: Path, pid: int) -> None:
+    until = time.monotonic() + 30
+    while not mark.exists() and time.monotonic() < until:
+        os.sched_yield()
+    os.kill(pid, signal.SIGKILL)
+
+
+class Recording(NumpyBackend):
+    """The reference, with a note of every matrix that is multiplied here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+        self.names: dict[int, str] = {}
+
+    def operation(self, name: str, constants: dict[str, Any]) -> Callable[..., Any]:
+        function = super().operation(name, constants)
+        if name != "matmul":
+            return function
+        address = constants["weight"].data.ctypes.data
+
+        def noted(x: Any) -> Any:
+            self.log.append(self.names.get(address, "?"))
+            return function(x)
+
+        return noted
+
+
+def test_the_shared_expert_runs_while_the_others_are_under_way(arch_model: Find) -> None:
+    from archdefs import load_library
+    from backbone.model import load_model
+
+    backend = Recording()
+    model = load_model(arch_model("qwen2moe"), load_library(), backend)
+    backend.names = {model.gguf.data(name).ctypes.data: name for name in model.gguf.tensors}
+    with swarm(model, 1, command=slow("0.05")) as workers:
+        source = Noted(workers, backend.log)
+        engine = Engine(model, source, context=64)
+        engine.extend(engine.new_sequence(), TOKENS[:2])
+    for layer in range(3):
+        sent, waited = backend.log.index(f"send {layer}"), backend.log.index(f"wait {layer}, not ready")
+        assert [n for n in backend.log[sent:waited] if "shexp" in n] == [
+            f"blk.{layer}.ffn_gate_shexp.weight",
+            f"blk.{layer}.ffn_up_shexp.weight",
+            f"blk.{layer}.ffn_down_shexp.weight",
+            f"blk.{layer}.ffn_gate_inp_shexp.weight",
+        ]
+
+
+class Noted:
+    """An expert source that notes when it is asked and when it is waited for."""
+
+    def __init__(self, inner: Swarm, log: list[str]) -> None:
+        self._inner, self._log = inner, log
+        self._layers: dict[int, int] = {}
+
+    def send(self, layer: int, x: Any, ids: Any) -> int:
+        self._log.append(f"send {layer}")
+        ticket = self._inner.send(layer, x, ids)
+        self._layers[ticket] = layer
+        return ticket
+
+    def ready(self, ticket: int) -> bool:
+        return self._inner.ready(ticket)
+
+    def wait(self, ticket: int) -> Any:
+        self._log.append(f"wait {self._layers[ticket]}, {'ready' if self.ready(ticket) else 'not ready'}")
+        return self._inner.wait(ticket)
+
+    def abandon(self) -> None:
+        self._inner.abandon()
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

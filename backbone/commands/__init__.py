@@ -1,5 +1,5 @@
 """The subcommands: one module each, with `add_parser` and `run`."""
 
-from . import generate, logits, tokenize
+from . import chat, generate, logits, tokenize
 
-COMMANDS = (generate, logits, tokenize)
+COMMANDS = (generate, chat, logits, tokenize)

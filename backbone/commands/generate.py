@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             ids,
             tokenizer,
             generate_options(settings, args),
-            on_text=(lambda piece: None) if args.json else _shower(progress),
+            on_text=(lambda piece: None) if args.json else shower(progress),
             on_prompt=lambda done, total: progress.show("prompt", done, total),
         )
         progress.clear()
@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if answer.stop == "cancelled" else 0
 
 
-def _shower(progress: ProgressLine) -> Any:
+def shower(progress: ProgressLine) -> Any:
+    """A callback that writes text to standard output, over a line of progress."""
+
     def show(piece: str) -> None:
         progress.clear()
         sys.stdout.write(piece)

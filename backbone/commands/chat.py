@@ -1,0 +1,154 @@
+"""`backbone chat`: a conversation on a terminal, with the model's own template; the memory of what was said is kept."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..chat_template import chat_prompt, template_of
+from ..engine import Answer
+from ..errors import BackboneError, UsageError
+from ..provenance import cache_folder
+from ..session import Session, open_session
+from ..settings import add_flags, resolve
+from ..terminal import ProgressLine, dim
+from .generate import MODEL_FLAGS, SAMPLING_FLAGS, generate_options, shower
+
+HELP = "/reset forgets the conversation, /system TEXT sets the system message and forgets, /quit ends (or Ctrl-D)"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "chat",
+        help="talk with a model that has a chat template",
+        description=f"Talk with a model. In the chat: {HELP}. Ctrl-C stops an answer and keeps the chat.",
+    )
+    add_flags(parser, *MODEL_FLAGS, "predict", *SAMPLING_FLAGS)
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--template", metavar="FILE", help="chat template, for a model that has none")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end an answer at this text")
+    parser.set_defaults(func=run, ignore_eos=False, digest=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the other side leaves."""
+    with open_session(resolve(args, os.environ)) as session:
+        chat = Chat(session, args)
+        if sys.stdin.isatty():
+            print(dim(f"{session.model.path.name}: {HELP}", sys.stderr), file=sys.stderr)
+            with _history():
+                chat.loop(lambda: input("> "))
+        else:
+            chat.loop(_line_of_pipe)
+    return 0
+
+
+def _line_of_pipe() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+@contextlib.contextmanager
+def _history() -> Any:
+    """Lines typed, kept between chats where the terminal library can."""
+    try:
+        import readline
+    except ImportError:  # not on every Python
+        yield
+        return
+    file = cache_folder() / "chat-history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            readline.set_history_length(1000)
+            readline.write_history_file(file)
+            Path(file).chmod(0o600)
+
+
+class Chat:
+    """One conversation. The sequence keeps the keys and values of everything that two prompts have in common."""
+
+    def __init__(self, session: Session, args: argparse.Namespace) -> None:
+        self._session, self._args = session, args
+        self._tokenizer = session.tokenizer()
+        template_of(session.model.gguf.metadata, str(session.model.path), args.template)  # said before the first line
+        self._options = generate_options(session.settings, args)
+        self._system: str | None = args.system
+        self._messages: list[dict[str, str]] = []
+        self._sequence = session.engine.new_sequence()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def loop(self, ask: Any) -> None:
+        """Answer line after line until the input ends."""
+        while True:
+            try:
+                line = ask().strip()
+            except (EOFError, KeyboardInterrupt):
+                print(file=sys.stderr)
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                try:
+                    self._answer(line)
+                except BackboneError as error:
+                    print(f"backbone: error: {error}", file=sys.stderr)
+                except KeyboardInterrupt:  # before the first token: there is nothing to keep of it
+                    print(dim("(stopped)", sys.stderr), file=sys.stderr)
+
+    def _command(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "/system":
+            self._system = rest.strip() or None
+        if word in ("/reset", "/system"):
+            self._reset()
+            print(dim("the conversation begins anew", sys.stderr), file=sys.stderr)
+        else:
+            print(dim(HELP, sys.stderr), file=sys.stderr)
+
+    def _answer(self, line: str) -> None:
+        said = [*self._messages, {"role": "user", "content": line}]
+        ids = chat_prompt(self._session, self._tokenizer, said, self._args.template)
+        if len(ids) >= self._session.engine.context:
+            raise UsageError(f"the conversation has {len(ids)} tokens and fills the context; /reset, or a larger -c")
+        answer = self._stream(ids)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        if answer.stop in ("limit", "length", "cancelled"):
+            print(dim(f"(stopped by {answer.stop})", sys.stderr), file=sys.stderr)
+        # What was said stays said, also when it was broken off.
+        self._messages = [*said, {"role": "assistant", "content": answer.text}]
+
+    def _stream(self, ids: list[int]) -> Answer:
+        self._sequence.truncate(common_prefix(self._sequence.tokens, ids))
+        progress = ProgressLine(sys.stderr)
+        return self._session.engine.generate(
+            ids,
+            self._tokenizer,
+            self._options,
+            sequence=self._sequence,
+            on_text=shower(progress),
+            on_prompt=lambda done, total: progress.show("prompt", done, total),
+        )
+
+
+def common_prefix(cached: list[int], ids: list[int]) -> int:
+    """How many tokens of what is cached begin the prompt; one is left to run, since its logits are needed."""
+    same = next((i for i, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b), min(len(cached), len(ids)))
+    return min(same, len(ids) - 1)

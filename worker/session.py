@@ -1,4 +1,4 @@
-"""What a worker started by the backbone is told: one line of JSON on standard input, not argv, where all could read it."""
+"""What a worker started by the backbone is told: JSON on standard input, not argv, where all could read it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .discovery import content_sha256
+from .discovery import content_sha256, home_folder
 
 PACKAGES = ("archdefs", "backbone", "kernels", "protocol", "worker")
 SOURCES = (".py", ".archdef", ".c", ".h", ".cl", ".cu")
 BLOCK_BYTES = 1 << 20
+MAX_ENTRIES = 4096
+MAX_CACHE_BYTES = 1 << 22
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def engine_version() -> str:
@@ -47,15 +51,22 @@ def class_map_digest(backbone: str, experts: Mapping[int, Sequence[str]]) -> str
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where digests are kept between runs."""
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
-    return Path(base) / "expertswarm"
+    return Path(environ.get("XDG_CACHE_HOME") or home_folder(environ) / ".cache") / "expertswarm"
+
+
+def combined(digests: Sequence[str]) -> str:
+    """A model's digest from those of its parts: that of the only file, else the sha256 of theirs, one a line."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def known_sha256(paths: Sequence[Path], cache: DigestCache) -> str | None:
+    """A model's digest where it is known without reading its files."""
+    found = [digest for path in paths if (digest := content_sha256(path) or cache.get(path)) is not None]
+    return combined(found) if found and len(found) == len(paths) else None
 
 
 class WeightsDigest:
-    """sha256 of a model's files, hashed in a thread beside the work. Provenance waits for it, tokens do not.
-
-    Of a model in several parts it is the sha256 of the parts' sha256, in hexadecimal, one a line.
-    """
+    """sha256 of a model's files, hashed in a thread beside the work. Provenance waits for it, tokens do not."""
 
     def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         self._paths = tuple(paths)
@@ -66,25 +77,26 @@ class WeightsDigest:
         self._thread.start()
 
     def _run(self) -> None:
-        found = [self._one(path) for path in self._paths]
-        if all(found):
-            self._found = (
-                found[0] if len(found) == 1 else hashlib.sha256("\n".join(map(str, found)).encode()).hexdigest()
-            )
+        found = [digest for path in self._paths if (digest := self._one(path)) is not None]
+        if found and len(found) == len(self._paths):
+            self._found = combined(found)
 
     def _one(self, path: Path) -> str | None:
-        if (known := content_sha256(path) or self._cache.get(path)) is not None:
+        if (known := known_sha256([path], self._cache)) is not None:
             return known
         whole = hashlib.sha256()
         try:
             with path.open("rb") as file:
+                before = os.fstat(file.fileno())
                 while (block := file.read(BLOCK_BYTES)) and not self._stop.is_set():
                     whole.update(block)
+                unchanged = _identity(before) == _identity(os.fstat(file.fileno()))
         except OSError:
             return None
         if self._stop.is_set():
             return None
-        self._cache.put(path, whole.hexdigest())
+        if unchanged:  # what was written to meanwhile has no digest worth keeping
+            self._cache.put(before, whole.hexdigest())
         return whole.hexdigest()
 
     def result(self) -> str:
@@ -98,6 +110,10 @@ class WeightsDigest:
         self._thread.join()
 
 
+def _identity(stat: os.stat_result) -> str:
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+
+
 class DigestCache:
     """Digests by device, inode, size and time of change, in one file that may be lost or damaged at any time."""
 
@@ -106,26 +122,26 @@ class DigestCache:
 
     def get(self, path: Path) -> str | None:
         """The digest of a file that has not changed since it was hashed."""
-        value = self._read().get(self._key(path))
-        return value if isinstance(value, str) and len(value) == 64 else None
+        try:
+            value = self._read().get(_identity(path.stat()))
+        except OSError:
+            return None
+        return value if isinstance(value, str) and SHA256.fullmatch(value) else None
 
-    def put(self, path: Path, digest: str) -> None:
-        """Keep a digest. A folder that cannot be written costs only the next run's time."""
+    def put(self, stat: os.stat_result, digest: str) -> None:
+        """Keep the digest of a file that was like this. Where that fails, the next run hashes again."""
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            content = self._read() | {self._key(path): digest}
+            content = self._read() | {_identity(stat): digest}
+            newest = dict(list(content.items())[-MAX_ENTRIES:])
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
-                json.dump(content, file)
+                json.dump(newest, file)
             Path(file.name).replace(self._file)  # readers see the old file or the new one, never half of one
-
-    @staticmethod
-    def _key(path: Path) -> str:
-        stat = path.stat()
-        return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
     def _read(self) -> dict[str, object]:
         try:
-            content = json.loads(self._file.read_bytes())
+            with self._file.open("rb") as file:
+                content = json.loads(file.read(MAX_CACHE_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -76,6 +76,8 @@ def open_library(settings: Settings) -> Library:
         return load_library(Path(settings.archdefs) if settings.archdefs else None)
     except ArchdefError as error:
         raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{settings.archdefs}: cannot be read: {error.strerror} (EXPERTSWARM_ARCHDEFS)") from None
 
 
 def open_backend(name: str) -> DenseBackend:

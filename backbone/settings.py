@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from .errors import UsageError
 
 PREFIX = "EXPERTSWARM_"
 MAX_DOTENV_BYTES = 1 << 20
+_COMMENT = re.compile(r"(?:^|\s+)#")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -58,7 +60,8 @@ class Knob:
             what = {int: "a whole number", float: "a number"}.get(self.kind, "a size such as 800M or 2GiB")
             raise UsageError(f"{place}: {text!r} is not {what}") from None
         if not self.least <= value <= self.most:  # NaN is out of every range
-            raise UsageError(f"{place}: {text} is out of range; from {self.least:g} to {self.most:g} is allowed")
+            least, most = (format(end, "g" if self.kind is float else "d") for end in (self.least, self.most))
+            raise UsageError(f"{place}: {text.strip()} is out of range; from {least} to {most} is allowed")
         return value
 
 
@@ -218,9 +221,27 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
 
 def resolve(args: argparse.Namespace, environ: Mapping[str, str], dotenv: Path = Path(".env")) -> Settings:
     """All settings of a run. UsageError for a value that cannot be used, or a variable that is no knob's."""
-    file = _read_dotenv(dotenv)
-    _refuse_unknown({key: (value, "environment") for key, value in environ.items()} | file)
-    return Settings({knob.name: _resolved(knob, args, environ, file) for knob in KNOBS})
+    settings, problems = survey(args, environ, dotenv)
+    if problems:
+        raise UsageError(problems[0])
+    return settings
+
+
+def survey(
+    args: argparse.Namespace, environ: Mapping[str, str], dotenv: Path = Path(".env")
+) -> tuple[Settings, list[str]]:
+    """All settings, and everything that is wrong with them; what cannot be used has its default."""
+    problems = list[str]()
+    file = _read_dotenv(dotenv, problems)
+    _find_unknown({key: (value, "environment") for key, value in environ.items()} | file, problems)
+    found = dict[str, Setting]()
+    for knob in KNOBS:
+        try:
+            found[knob.name] = _resolved(knob, args, environ, file)
+        except UsageError as error:
+            problems.append(str(error))
+            found[knob.name] = Setting(knob.default, "default")
+    return Settings(found), problems
 
 
 def _resolved(
@@ -237,36 +258,53 @@ def _resolved(
     return Setting(knob.default, "default")
 
 
-def _refuse_unknown(given: Mapping[str, tuple[str, str]]) -> None:
+def _find_unknown(given: Mapping[str, tuple[str, str]], problems: list[str]) -> None:
     known = {knob.variable for knob in KNOBS}
     for key, (_, place) in given.items():
         if key.startswith(PREFIX) and key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-            raise UsageError(f"{place}: no setting {key}; {hint}")
+            problems.append(f"{place}: no setting {key}; {hint}")
 
 
-def _read_dotenv(path: Path) -> dict[str, tuple[str, str]]:
+def _read_dotenv(path: Path, problems: list[str]) -> dict[str, tuple[str, str]]:
     """Our variables of a `.env` file, each with its place. Other programs' lines are left alone."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > MAX_DOTENV_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_DOTENV_BYTES} bytes; this is no settings file")
     found = dict[str, tuple[str, str]]()
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    try:
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            data = file.read(MAX_DOTENV_BYTES + 1)
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+        return {}
+    if len(data) > MAX_DOTENV_BYTES:
+        problems.append(f"{path}: larger than {MAX_DOTENV_BYTES} bytes; this is no settings file")
+        return {}
+    for number, line in enumerate(data.decode("utf-8-sig", errors="replace").split("\n"), 1):
         key, equals, text = line.strip().removeprefix("export ").partition("=")
-        key, text = key.strip(), text.strip()
-        if not equals or not key.startswith(PREFIX):
+        key = key.strip()
+        if not key.startswith(PREFIX):
             continue
-        if text[:1] in ("'", '"'):
-            end = text.find(text[0], 1)
-            if end < 0:
-                raise UsageError(f"{path}:{number}: {key} has an opening quote and no closing one")
-            text = text[1:end]
-        else:
-            text = text.partition(" #")[0].strip()
-        found[key] = (text, f"{path}:{number}")
+        try:
+            if not equals:
+                raise UsageError(f"{key[:60]!r} has no '='")
+            found[key] = (_unquoted(key, text.strip()), f"{path}:{number}")
+        except UsageError as error:
+            problems.append(f"{path}:{number}: {error}")
     return found
+
+
+def _unquoted(key: str, text: str) -> str:
+    """The value of a line: without its quotes, or without the comment after it."""
+    if text[:1] not in ("'", '"'):
+        return _COMMENT.split(text, maxsplit=1)[0]
+    value, quote, rest = text[1:].partition(text[0])
+    if not quote:
+        raise UsageError(f"{key} has an opening quote and no closing one")
+    if rest.strip() and not _COMMENT.match(rest):
+        raise UsageError(f"{key} has text after the closing quote")
+    return value
 
 
 def example() -> str:

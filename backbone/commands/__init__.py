@@ -1,5 +1,5 @@
 """The subcommands: one module each, with `add_parser` and `run`."""
 
-from . import chat, generate, logits, tokenize
+from . import chat, generate, init, logits, status, tokenize
 
-COMMANDS = (generate, chat, logits, tokenize)
+COMMANDS = (generate, chat, logits, tokenize, status, init)

@@ -21,6 +21,7 @@ DEMO = Path(__file__).parent / "demo" / "verse-moe-q4_k_m.gguf"
 DEMO_NAME = "demo"
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # of an Ollama that runs as a system service
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_LISTED = 40
 MAX_PARTS = 999  # of a split model, for listing
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})\Z")
@@ -256,15 +257,19 @@ def _only(folder: Path, models: list[Path], name: str, choice: str) -> Path:
     if choice in names:
         return names[choice]
     chosen = {shown: path for shown, path in names.items() if choice.lower() in shown.lower()}
-    if len(chosen) == 1:
-        return next(iter(chosen.values()))
-    sizes = {
-        shown: sum(part.stat().st_size for part in split_parts(path) if _is_file(part)) for shown, path in names.items()
-    }
-    listed = ", ".join(f"{shown} ({sizes[shown] / 1e9:.2f} GB)" for shown in chosen or names)
+    exact = [path for path in models if path.name == choice]
+    if len(exact) == 1 or len(chosen) == 1:
+        return (exact or list(chosen.values()))[0]
+    offered = list((chosen or names).items())
+    listed = ", ".join(f"{shown} ({_gigabytes(path)})" for shown, path in offered[:MAX_LISTED])
+    more = f" and {len(offered) - MAX_LISTED} more" if len(offered) > MAX_LISTED else ""
     how = "name one" if _is_dir(Path(name)) else f"choose one as {name}:FILE, or by a part of its name"
     what = "several models" if chosen else f"no model {choice!r}"
-    raise UsageError(f"{name}: holds {what}: {listed}; {how}")
+    raise UsageError(f"{name}: holds {what}: {listed}{more}; {how}")
+
+
+def _gigabytes(path: Path) -> str:
+    return f"{sum(part.stat().st_size for part in split_parts(path) if _is_file(part)) / 1e9:.2f} GB"
 
 
 def _not_found(name: str, path: Path, places: list[Path], environ: Mapping[str, str]) -> str:

@@ -1,0 +1,197 @@
+"""Knobs: which source wins, what is refused and where, and that the example file is the truth."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backbone.errors import UsageError
+from backbone.settings import BY_NAME, KNOBS, Knob, Settings, add_flags, example, parse_size, resolve, survey
+
+
+def args(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, *BY_NAME)
+    return parser.parse_args(argv)
+
+
+def of_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / ".env"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def settings(folder: Path, text: str | bytes = "", *argv: str, **environ: str) -> Settings:
+    return resolve(args(*argv), environ, of_file(folder, text))
+
+
+def refusal(folder: Path, text: str | bytes = "", *argv: str, **environ: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        settings(folder, text, *argv, **environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
+    file = "# ours\nEXPERTSWARM_TOP_K=3\n"
+    found = settings(tmp_path, file, "--top-k", "1", EXPERTSWARM_TOP_K="2")["top_k"]
+    assert (found.value, found.source) == (1, "flag --top-k")
+    found = settings(tmp_path, file, EXPERTSWARM_TOP_K="2")["top_k"]
+    assert (found.value, found.source) == (2, "environment")
+    found = settings(tmp_path, file)["top_k"]
+    assert (found.value, found.source) == (3, f"{tmp_path / '.env'}:2")
+    found = settings(tmp_path)["top_k"]
+    assert (found.value, found.source) == (0, "default")
+
+
+def test_an_empty_variable_is_no_setting_and_an_empty_flag_is_one(tmp_path: Path) -> None:
+    file = "EXPERTSWARM_MODEL=from-file"
+    assert settings(tmp_path, file, EXPERTSWARM_MODEL="").model == "from-file"
+    assert settings(tmp_path, file, "--model", "").model == ""
+
+
+def test_the_current_folders_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_file(tmp_path, "EXPERTSWARM_PREDICT=7")
+    monkeypatch.chdir(tmp_path)
+    found = resolve(args(), {})["predict"]
+    assert (found.value, found.source) == (7, ".env:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("EXPERTSWARM_MODEL=a b", "a b"),
+        ("  export EXPERTSWARM_MODEL = a  ", "a"),
+        ("EXPERTSWARM_MODEL=a # note", "a"),
+        ("EXPERTSWARM_MODEL=a#b", "a#b"),
+        ("EXPERTSWARM_MODEL= # note", ""),
+        ("EXPERTSWARM_MODEL='a # b' # note", "a # b"),
+        ('EXPERTSWARM_MODEL="a\'b"', "a'b"),
+        ("EXPERTSWARM_MODEL=a=b", "a=b"),
+        ("EXPERTSWARM_MODEL=a\r", "a"),
+        ("EXPERTSWARM_MODEL=a\x0cb", "a\x0cb"),
+        ("\ufeffEXPERTSWARM_MODEL=a", "a"),
+        ("EXPERTSWARM_MODEL=a\nEXPERTSWARM_MODEL=b", "b"),
+        ("OTHER=1\nnonsense\n#EXPERTSWARM_MODEL=a\n\xff", ""),
+    ],
+)
+def test_lines_of_a_settings_file(tmp_path: Path, line: str, value: str) -> None:
+    assert settings(tmp_path, line).model == value
+
+
+@pytest.mark.parametrize(
+    ("line", "clause"),
+    [
+        ("EXPERTSWARM_TOP_K 40", "has no '='"),
+        ("EXPERTSWARM_MODEL='a", "no closing"),
+        ("EXPERTSWARM_MODEL='a'b", "text after the closing quote"),
+        ("EXPERTSWARM_TOP_P=2", "out of range; from 0 to 1 is allowed"),
+        ("EXPERTSWARM_TOP_K=many", "'many' is not a whole number"),
+        ("EXPERTSWARM_TOPK=1", "did you mean EXPERTSWARM_TOP_K?"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_place(tmp_path: Path, line: str, clause: str) -> None:
+    message = refusal(tmp_path, f"# first\n{line}\n")
+    assert message.startswith(f"{tmp_path / '.env'}:2: ")
+    assert clause in message
+
+
+def test_a_file_too_large_or_no_file_at_all(tmp_path: Path) -> None:
+    assert "no settings file" in refusal(tmp_path, b"#" * ((1 << 20) + 1))
+    assert resolve(args(), {}, tmp_path / "absent").predict == 128
+    (tmp_path / "folder").mkdir()
+    assert resolve(args(), {}, tmp_path / "folder").predict == 128
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        resolve(args(), {}, tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "101", "", "0,5", " "])
+def test_numbers_that_no_temperature_has(tmp_path: Path, text: str) -> None:
+    assert refusal(tmp_path, "", "--temp", text).startswith("--temperature: ")
+
+
+def test_bounds_are_shown_in_full_and_hold_at_both_ends(tmp_path: Path) -> None:
+    assert settings(tmp_path, "", "--seed", str((1 << 63) - 1)).seed == (1 << 63) - 1
+    assert refusal(tmp_path, "", "--seed", str(1 << 63)).endswith("from 0 to 9223372036854775807 is allowed")
+    assert "\n" not in refusal(tmp_path, EXPERTSWARM_SEED="-5\n")
+
+
+def test_unknown_variables_are_refused_and_others_left_alone(tmp_path: Path) -> None:
+    assert refusal(tmp_path, EXPERTSWARM_MODLE="x") == (
+        "environment: no setting EXPERTSWARM_MODLE; did you mean EXPERTSWARM_MODEL?"
+    )
+    assert "there are EXPERTSWARM_ARCHDEFS" in refusal(tmp_path, EXPERTSWARM_ZZZZZZZZZZZZZZ="x")
+    assert settings(tmp_path, EXPERTSWAR="x", PATH="y").model == ""
+
+
+def test_a_survey_goes_on_after_a_problem(tmp_path: Path) -> None:
+    file = of_file(tmp_path, "EXPERTSWARM_TOP_K=x\nEXPERTSWARM_PREDICT=5\nEXPERTSWARM_NIX=1\n")
+    found, problems = survey(args("--min-p", "7"), {}, file)
+    assert [p.split(": ")[0] for p in problems] == [f"{file}:3", f"{file}:1", "--min-p"]
+    assert (found.predict, found.top_k, found.min_p) == (5, 0, 0.0)
+
+
+def test_the_example_with_every_line_uncommented_is_the_defaults(tmp_path: Path) -> None:
+    lines = [line.removeprefix("#") if line.startswith("#EXPERTSWARM_") else line for line in example().splitlines()]
+    found = settings(tmp_path, "\n".join(lines))
+    for knob in KNOBS:
+        assert found[knob.name].value == knob.default, knob.name
+        assert f"\n#{knob.variable}=" in example()
+        assert knob.help in example()
+    assert settings(tmp_path, example())["predict"].source == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1234", 1234),
+        ("800M", 800_000_000),
+        ("800MB", 800_000_000),
+        ("1.5G", 1_500_000_000),
+        ("2GiB", 2 << 30),
+        ("2 gi", 2 << 30),
+        (" 64k ", 64_000),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "-1", "1X", "1MM", "nan", "inf", "1e400", "1 2", "9999999TiB", "0x10", "1ik"]
+)
+def test_texts_that_are_no_size(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  (the message is the caller's affair)
+        parse_size(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert 0 <= parse_size(text) < 1 << 60
+
+
+@given(st.sampled_from(KNOBS), st.text(max_size=20))
+def test_any_text_is_a_value_in_range_or_one_line(known: Knob, text: str) -> None:
+    try:
+        value = known.parse(text, "here")
+    except UsageError as error:
+        assert str(error).startswith("here: ")
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert known.kind is str or known.least <= value <= known.most
+
+
+def test_a_name_that_is_no_knob_is_an_attribute_error(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="top_q"):
+        _ = settings(tmp_path).top_q

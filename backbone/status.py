@@ -33,7 +33,8 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, A
     """Everything `backbone status` shows; `problems` has a line for each broken thing that the settings name."""
     settings, problems = survey(args, environ)
     library = _library(settings, problems)
-    cache = DigestCache(cache_folder(environ))
+    folder = cache_folder(environ)
+    embedded, cache = _embedded(folder, problems), DigestCache(folder)
     _check_backends(settings, problems)
     return {
         "engine": {"version": engine_version(), "sha256": engine_sha256()},
@@ -56,7 +57,7 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, A
         "models": [
             {"name": model.name, "origin": model.origin, **_file(model.path, cache)} for model in list_models(environ)
         ],
-        "embedded_model": _embedded(cache_folder(environ), problems),
+        "embedded_model": embedded,
         "problems": problems,
     }
 

@@ -51,9 +51,12 @@ def as_text(found: dict[str, Any]) -> str:
         ("definitions that did not load", [e for broken in found["broken_definitions"] for e in broken["errors"]]),
         ("problems", found["problems"]),
     ]
-    return "\n\n".join(
-        "\n".join([title, *(f"  {_plain(line)}" for line in lines or ["none"])]) for title, lines in blocks
-    )
+    return "\n\n".join("\n".join([title, *_indented(lines or ["none"])]) for title, lines in blocks)
+
+
+def _indented(texts: list[str]) -> list[str]:
+    """Lines under a title. A definition's error has several: it shows the place."""
+    return [f"  {_plain(line)}" for text in texts for line in text.split("\n")]
 
 
 def _models(models: Iterable[dict[str, Any]]) -> list[str]:

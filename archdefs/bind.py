@@ -13,9 +13,10 @@ from .check import MAX_STEPS
 from .errors import ArchdefError, Mismatch, Problem, Span
 from .facts import Absent, Facts
 from .library import Definition
-from .ops import MAX_WIDTH, OPS, Arg, Kind, Op, Register, Shapes
+from .ops import MAX_WIDTH, OPS, Arg, Kind, Op
 from .program import Constant, Program, Step
 from .resolve import Resolver
+from .shapes import Register, Shapes
 from .slots import Slots
 from .syntax import Choice, Name, Section, Statement
 

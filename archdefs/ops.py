@@ -6,11 +6,11 @@ one row here, one function in the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .errors import Mismatch
+from . import shapes
 
 MAX_WIDTH = 1 << 20  #: values a row
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -59,42 +59,6 @@ class Arg:
         return self.kind is Kind.MATRIX
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
-    """What a register holds at a step: `width` values a row, for all rows or those that `last` kept."""
-
-    width: int
-    last: bool = False
-    choices_of: int = 0  #: for what top_k gives: how many were chosen from
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """An operation's resolved arguments, as its shape rule sees them."""
-
-    registers: Mapping[str, Register]
-    dims: Mapping[str, tuple[int, ...]]
-    numbers: Mapping[str, float]
-    widths: tuple[int | str, ...] = ()
-
-    def width(self, name: str) -> int:
-        """Values a row of a register argument."""
-        return self.registers[name].width
-
-    def count(self, name: str) -> int:
-        """A number that was checked to be whole."""
-        return int(self.numbers[name])
-
-    def vector(self, name: str, length: int) -> None:
-        """Demand a tensor of `length` values in one row."""
-        dims = self.dims[name]
-        if dims[0] != length or any(d != 1 for d in dims[1:]):
-            raise Mismatch(name, f"has {_by(dims)} values where {length} are needed")
-
-
-Rule = Callable[[Shapes], tuple[Register, ...]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """A row of the table. `results`: 0 in place, 1, or None for as many as there are widths."""
@@ -110,7 +74,7 @@ class Op:
     words: Mapping[str, tuple[str, tuple[str, ...]]] = field(
         default_factory=dict
     )  #: words likewise, with those that are known
-    rule: Rule
+    rule: shapes.Rule
     off: tuple[str, float] | None = None  #: (argument, value) at which the op does nothing
     on_weights: bool = False  #: may change what top_k gave: its weights
     needs_rows: bool = False  #: reads tokens, positions or the sequences' memory
@@ -126,147 +90,6 @@ class Op:
         named = ", ".join(f"{a.name}: ..." for a in self.named)
         target = {0: "", 1: "dst = ", None: "a, b = "}[self.results]
         return f"{target}{self.name}({args}{'; ' + named if named else ''})"
-
-
-def _by(dims: tuple[int, ...]) -> str:
-    return " x ".join(map(str, dims))
-
-
-def _same(s: Shapes) -> tuple[Register, ...]:
-    return ()
-
-
-def _embed(s: Shapes) -> tuple[Register, ...]:
-    if len(s.dims["weight"]) != 2:
-        raise Mismatch("weight", f"has dimensions {_by(s.dims['weight'])}; an embedding has 2")
-    return (Register(s.dims["weight"][0]),)
-
-
-def _rms_norm(s: Shapes) -> tuple[Register, ...]:
-    s.vector("weight", s.width("x"))
-    return (s.registers["x"],)
-
-
-def _matmul(s: Shapes) -> tuple[Register, ...]:
-    dims, width = s.dims["weight"], s.width("x")
-    if len(dims) > 2:
-        raise Mismatch("weight", f"has dimensions {_by(dims)}; a matrix has 2, a single output row 1")
-    if dims[0] != width:
-        raise Mismatch("weight", f"takes {dims[0]} inputs and the register has {width}")
-    return (Register(dims[1] if len(dims) == 2 else 1, s.registers["x"].last),)
-
-
-def _copy(s: Shapes) -> tuple[Register, ...]:
-    return (s.registers["x"],)
-
-
-def _last(s: Shapes) -> tuple[Register, ...]:
-    return (Register(s.width("x"), last=True),)
-
-
-def _heads(s: Shapes, register: str, heads: int) -> int:
-    width = s.width(register)
-    if width % heads:
-        raise Mismatch(register, f"has {width} values, no multiple of {heads} heads")
-    return width // heads
-
-
-def _attention(s: Shapes) -> tuple[Register, ...]:
-    heads, kv_heads = s.count("heads"), s.count("kv_heads")
-    if heads % kv_heads:
-        raise Mismatch("", f"{heads} heads are no multiple of {kv_heads} kv heads")
-    key = _heads(s, "k", kv_heads)
-    if _heads(s, "q", heads) != key:
-        raise Mismatch("q", f"has {_heads(s, 'q', heads)} values a head and k has {key}")
-    if "sinks" in s.dims:
-        s.vector("sinks", heads)
-    return (Register(heads * _heads(s, "v", kv_heads)),)
-
-
-def _top_k(s: Shapes) -> tuple[Register, ...]:
-    count, width = s.count("count"), s.width("scores")
-    if count > width:
-        raise Mismatch("count", f"is {count}, and there are {width} to choose from")
-    if "weights" in s.registers and s.width("weights") != width:
-        raise Mismatch("weights", f"has {s.width('weights')} values and the scores have {width}")
-    return (Register(count, s.registers["scores"].last, choices_of=width),)
-
-
-def _experts(s: Shapes) -> tuple[Register, ...]:
-    gate, up, down = (s.dims[name] for name in ("gate", "up", "down"))
-    for name, dims in (("gate", gate), ("up", up), ("down", down)):
-        if len(dims) != 3:
-            raise Mismatch(name, f"has dimensions {_by(dims)}; experts have 3: inputs, outputs, experts")
-    width, experts = s.width("x"), s.registers["w"].choices_of
-    if gate[0] != width:
-        raise Mismatch("gate", f"takes {gate[0]} inputs and the register has {width}")
-    if up != gate:
-        raise Mismatch("up", f"is {_by(up)} and the gate is {_by(gate)}")
-    if down[0] != gate[1]:
-        raise Mismatch("down", f"takes {down[0]} inputs and the gate gives {gate[1]}")
-    if gate[2] != experts or down[2] != experts:
-        raise Mismatch("gate", f"holds {gate[2]} experts (down: {down[2]}) and the router chooses from {experts}")
-    for name, outputs in (("gate_bias", gate[1]), ("up_bias", gate[1]), ("down_bias", down[1])):
-        if name in s.dims and s.dims[name] != (outputs, experts):
-            raise Mismatch(name, f"is {_by(s.dims[name])} where {outputs} x {experts} is needed")
-    return (Register(down[1], s.registers["x"].last),)
-
-
-def _pair(s: Shapes) -> tuple[Register, ...]:
-    x, y = s.registers["x"], s.registers["y"]
-    if x.width != y.width:
-        raise Mismatch("y", f"has {y.width} values and the first register has {x.width}")
-    return ()
-
-
-def _mul(s: Shapes) -> tuple[Register, ...]:
-    return () if s.width("y") == 1 else _pair(s)
-
-
-def _add_bias(s: Shapes) -> tuple[Register, ...]:
-    s.vector("bias", s.width("x"))
-    return ()
-
-
-def _norm_heads(s: Shapes) -> tuple[Register, ...]:
-    s.vector("weight", _heads(s, "x", s.count("heads")))
-    return ()
-
-
-def _rope(s: Shapes) -> tuple[Register, ...]:
-    head, dims = _heads(s, "x", s.count("heads")), s.count("dimensions")
-    if dims % 2 or dims > head:
-        raise Mismatch("", f"rotates {dims} values of a head; an even number of at most {head} is needed")
-    if s.numbers["base"] <= 0 or s.numbers["factor"] <= 0:
-        raise Mismatch("", f"base {s.numbers['base']:g} and factor {s.numbers['factor']:g} must be above 0")
-    if "freqs" in s.dims:
-        s.vector("freqs", dims // 2)
-    return ()
-
-
-def _cut(total: int, widths: tuple[int | str, ...], unit: int) -> tuple[int, ...]:
-    if "half" in widths:
-        if widths != ("half", "half") or total % 2:
-            raise Mismatch("width", f"half of {total} values: both widths must be 'half' and the number even")
-        return (total // 2, total // 2)
-    known = sum(int(w) * unit for w in widths if w != "rest")
-    if widths.count("rest") > 1 or known > total or ("rest" not in widths and known != total):
-        raise Mismatch("width", f"cannot cut {total} values into {_by(tuple(widths))} of {unit}")  # type: ignore[arg-type]
-    cut = tuple(total - known if w == "rest" else int(w) * unit for w in widths)
-    if 0 in cut:
-        raise Mismatch("width", f"cutting {total} values leaves nothing for one result")
-    return cut
-
-
-def _split(s: Shapes) -> tuple[Register, ...]:
-    unit = int(s.numbers.get("unit", 1))
-    return tuple(Register(w, s.registers["x"].last) for w in _cut(s.width("x"), s.widths, unit))
-
-
-def _split_heads(s: Shapes) -> tuple[Register, ...]:
-    heads = s.count("heads")
-    cut = _cut(_heads(s, "x", heads), s.widths, 1)
-    return tuple(Register(heads * w, s.registers["x"].last) for w in cut)
 
 
 _X, _X_CHANGED = Arg("x", Kind.READ), Arg("x", Kind.CHANGE)
@@ -292,13 +115,13 @@ def _rope_row(name: str, pairs: str) -> Op:
         named=(Arg("base", Kind.NUMBER), Arg("factor", Kind.NUMBER), Arg("freqs", Kind.VECTOR)),
         facts=_ROPE_FACTS,
         words={"scaling": ("rope.scaling.type | linear", ("none", "linear", "yarn"))},
-        rule=_rope,
+        rule=shapes.rope,
         needs_rows=True,
     )
 
 
 def _unary(name: str, meaning: str) -> Op:
-    return Op(name=name, meaning=meaning, positional=(_X_CHANGED,), rule=_same, on_weights=True)
+    return Op(name=name, meaning=meaning, positional=(_X_CHANGED,), rule=shapes.same, on_weights=True)
 
 
 _ROWS = (
@@ -307,7 +130,7 @@ _ROWS = (
         meaning="the tensor's row of each token",
         positional=(_MATRIX,),
         results=1,
-        rule=_embed,
+        rule=shapes.embed,
         needs_rows=True,
         sections=("prologue", "block"),
     ),
@@ -317,28 +140,28 @@ _ROWS = (
         positional=(_X, _VECTOR),
         results=1,
         facts=_EPS,
-        rule=_rms_norm,
+        rule=shapes.rms_norm,
     ),
     Op(
         name="matmul",
         meaning="weight times x; a 1-D weight is one output row",
         positional=(_X, _MATRIX),
         results=1,
-        rule=_matmul,
+        rule=shapes.matmul,
     ),
     Op(
         name="copy",
         meaning="the same values in a register of their own",
         positional=(_X,),
         results=1,
-        rule=_copy,
+        rule=shapes.copy,
     ),
     Op(
         name="last",
         meaning="the rows whose logits are wanted",
         positional=(_X,),
         results=1,
-        rule=_last,
+        rule=shapes.last,
         needs_rows=True,
         sections=("epilogue",),
     ),
@@ -356,7 +179,7 @@ _ROWS = (
         ),
         results=1,
         facts={"heads": "attention.head_count", "kv_heads": "attention.head_count_kv | attention.head_count"},
-        rule=_attention,
+        rule=shapes.attention,
         needs_rows=True,
         has_memory=True,
         sections=("block",),
@@ -367,7 +190,7 @@ _ROWS = (
         positional=(Arg("scores", Kind.READ), Arg("count", Kind.COUNT)),
         named=(Arg("weights", Kind.READ),),
         results=1,
-        rule=_top_k,
+        rule=shapes.top_k,
         knows_layer=True,
         needs_rows=True,
         sections=("block",),
@@ -385,21 +208,21 @@ _ROWS = (
         ),
         named=(Arg("gate_bias", Kind.MATRIX), Arg("up_bias", Kind.MATRIX), Arg("down_bias", Kind.MATRIX)),
         results=1,
-        rule=_experts,
+        rule=shapes.experts,
         sections=("block",),
     ),
-    Op(name="add", meaning="x + y", positional=(_X_CHANGED, Arg("y", Kind.READ)), rule=_pair),
+    Op(name="add", meaning="x + y", positional=(_X_CHANGED, Arg("y", Kind.READ)), rule=shapes.pair),
     Op(
         name="mul",
         meaning="x * y; a y of width 1 scales the row",
         positional=(_X_CHANGED, Arg("y", Kind.READ)),
-        rule=_mul,
+        rule=shapes.mul,
     ),
     Op(
         name="scale",
         meaning="x * factor",
         positional=(_X_CHANGED, Arg("factor", Kind.NUMBER)),
-        rule=_same,
+        rule=shapes.same,
         off=("factor", 1),
         on_weights=True,
     ),
@@ -407,16 +230,16 @@ _ROWS = (
         name="softcap",
         meaning="cap * tanh(x / cap)",
         positional=(_X_CHANGED, Arg("cap", Kind.NUMBER)),
-        rule=_same,
+        rule=shapes.same,
         off=("cap", 0),
     ),
-    Op(name="add_bias", meaning="x + bias", positional=(_X_CHANGED, Arg("bias", Kind.VECTOR)), rule=_add_bias),
+    Op(name="add_bias", meaning="x + bias", positional=(_X_CHANGED, Arg("bias", Kind.VECTOR)), rule=shapes.add_bias),
     Op(
         name="norm_heads",
         meaning="rms_norm of each head by one weight",
         positional=(_X_CHANGED, _VECTOR, Arg("heads", Kind.COUNT)),
         facts=_EPS,
-        rule=_norm_heads,
+        rule=shapes.norm_heads,
     ),
     _rope_row("rope", "halves (i, i + n/2)"),
     _rope_row("rope_pairs", "neighbours (2i, 2i+1)"),
@@ -430,7 +253,7 @@ _ROWS = (
         name="normalize",
         meaning="chosen weights divided by their sum, at least 2^-14",
         positional=(Arg("w", Kind.CHOSEN),),
-        rule=_same,
+        rule=shapes.same,
     ),
     Op(
         name="split",
@@ -438,7 +261,7 @@ _ROWS = (
         positional=(_X, Arg("width", Kind.WIDTH)),
         named=(Arg("unit", Kind.COUNT),),
         results=None,
-        rule=_split,
+        rule=shapes.split,
         variadic=True,
     ),
     Op(
@@ -446,7 +269,7 @@ _ROWS = (
         meaning="each head cut into pieces of the given widths",
         positional=(_X, Arg("heads", Kind.COUNT), Arg("width", Kind.WIDTH)),
         results=None,
-        rule=_split_heads,
+        rule=shapes.split_heads,
         variadic=True,
     ),
 )

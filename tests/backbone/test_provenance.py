@@ -150,7 +150,7 @@ def test_a_file_changed_while_it_is_hashed_is_not_kept(
             os.utime(weights, ns=(0, len(calls)))
         return real(descriptor)
 
-    monkeypatch.setattr(provenance.os, "fstat", touching)
+    monkeypatch.setattr(os, "fstat", touching)
     assert WeightsDigest([weights], kept).result() == sha(b"weights" * 1000)
     assert len(calls) >= 2
     assert not kept.exists()

@@ -146,15 +146,15 @@ def _partition(text: str, specials: Sequence[Special], parse_special: bool) -> l
 
 
 def _cut(text: str, special: Special) -> list[str | Special]:
-    found = list[str | Special]()
-    while (at := text.find(special.text)) >= 0:
-        before, text = text[:at], text[at + len(special.text) :]
-        if before:
-            found.append(before)
+    found, start = list[str | Special](), 0
+    while (at := text.find(special.text, start)) >= 0:
+        if at > start:
+            found.append(text[start:at])
         found.append(special)
-        if special.rstrip:
-            text = text.lstrip(_BLANKS)
-    return [*found, text] if text else found
+        start = at + len(special.text)
+        while special.rstrip and start < len(text) and text[start] in _BLANKS:
+            start += 1
+    return [*found, text[start:]] if start < len(text) else found
 
 
 def load_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:

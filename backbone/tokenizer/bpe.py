@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from tokenizers import Regex, Tokenizer
@@ -31,12 +32,16 @@ class Bpe:
     """Cuts text into words and merges each."""
 
     def __init__(self, vocabulary: Vocabulary, pre: Pre) -> None:
-        # A merge is two tokens with a space between; the first may itself begin with one.
-        pairs = [(merge[: (at := merge.find(" ", 1))], merge[at + 1 :]) for merge in vocabulary.strings("merges")]
+        pairs = _pairs(vocabulary)
+        # Bytes without a token get ids past the end, to be left out: the library would join what is around them.
+        self._size = len(vocabulary.tokens)
+        absent = [character for character in byte_of_character() if character not in vocabulary.ids]
+        ids = vocabulary.ids | {character: self._size + i for i, character in enumerate(absent)}
         try:
-            model = BPE(vocab=vocabulary.ids, merges=pairs, ignore_merges=pre.ignore_merges)
+            model = BPE(vocab=ids, merges=pairs, ignore_merges=pre.ignore_merges)
         except Exception as error:  # the library raises bare Exceptions
-            raise vocabulary.fail(_wrong_merge(vocabulary, pairs) or f"the merges cannot be used: {error}") from None
+            reason = _wrong_merge(ids, pairs) or f"tokens or merges cannot be used: {_line(error)}"
+            raise vocabulary.fail(reason) from None
         self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(expression), "isolated") for expression in pre.expressions]
         self._tokenizer.pre_tokenizer = Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -46,14 +51,29 @@ class Bpe:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as error:  # the library raises bare Exceptions
-            raise TokenizerError(f"the text cannot be tokenized: {error}") from None
-        return ids
+            raise TokenizerError(f"the text cannot be tokenized: {_line(error)}") from None
+        return [i for i in ids if i < self._size]
 
 
-def _wrong_merge(vocabulary: Vocabulary, pairs: list[tuple[str, str]]) -> str:
+def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges in order. Of one that comes twice the first counts."""
+    pairs = list[tuple[str, str]]()
+    for merge in dict.fromkeys(vocabulary.strings("merges")):
+        # Two tokens with a space between; the first may itself begin with one.
+        at = merge.find(" ", 1)
+        if not 0 < at < len(merge) - 1:
+            raise vocabulary.fail(f"{KEY}merges holds {merge[:60]!r}, not two tokens with a space between")
+        pairs.append((merge[:at], merge[at + 1 :]))
+    return pairs
+
+
+def _wrong_merge(known: Mapping[str, int], pairs: list[tuple[str, str]]) -> str:
     """What is wrong with the first merge that names a token that does not exist."""
-    known = vocabulary.ids
-    for i, (first, second) in enumerate(pairs):
+    for first, second in pairs:
         if first not in known or second not in known or first + second not in known:
-            return f"merge {i} of {KEY}merges, {first!r} with {second!r}, names a token that does not exist"
+            return f"{KEY}merges joins {first!r} and {second!r}, and one of them or the whole is no token"
     return ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

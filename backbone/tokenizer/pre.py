@@ -2,6 +2,9 @@
 
 The expressions are those that llama.cpp runs, which now and then differ from a model's own tokenizer.json; each is
 applied in turn to the pieces that the one before left, and what matches and what does not are both pieces.
+
+Not equal to llama.cpp: the code points that Unicode 16 and later assigned. It takes them for unassigned, while the
+`tokenizers` library knows the letters among them.
 """
 
 from __future__ import annotations
@@ -57,11 +60,12 @@ _CASED_LETTERS = _ranges(
     "fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df "
     "1e900-1e943 "
 )
-_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# These ranges reach over Unicode's spaces, which are spaces first.
+_CJK = r"[\S&&[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]]+"
 _DEEPSEEK_LLM = (
     "[\r\n]",
     rf"\s?[{_CASED_LETTERS}]+",
-    "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+    r"\s?[\S&&[!-/:-~！-／：-～‘-‟\u3000-。]]+",
     r"\s+\z",
     _CJK,
     r"\p{N}+",

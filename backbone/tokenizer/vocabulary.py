@@ -122,15 +122,16 @@ class Vocabulary:
             raise self.fail(f"{KEY}{name} is no list of strings")
         return found
 
-    def numbers(self, name: str) -> Any:
-        """A list of numbers, one for each token, or None."""
+    def numbers(self, name: str, kinds: str = "iuf") -> Any:
+        """A list of numbers, one for each token, or None. `kinds`: numpy's letters for those that will do."""
         value = self._metadata.get(KEY + name)
         if value is None:
             return None
         array = np.asarray(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
-        if array is None or array.dtype.kind not in "iuf" or len(array) < len(self.tokens):
-            size = "no list of numbers" if array is None else f"{len(array)} entries"
-            raise self.fail(f"{KEY}{name} has {size} for {len(self.tokens)} tokens")
+        if array is None or array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+            raise self.fail(f"{KEY}{name} is no list of {'numbers' if 'f' in kinds else 'whole numbers'}")
+        if len(array) < len(self.tokens):
+            raise self.fail(f"{KEY}{name} has {len(array)} entries for {len(self.tokens)} tokens")
         return array[: len(self.tokens)]
 
     def _tokens(self) -> list[str]:
@@ -140,7 +141,7 @@ class Vocabulary:
         return [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
 
     def _kinds(self) -> Any:
-        kinds = self.numbers("token_type")
+        kinds = self.numbers("token_type", "iu")
         if kinds is None:
             return np.full(len(self.tokens), Kind.NORMAL, np.int64)
         kinds = kinds.astype(np.int64)

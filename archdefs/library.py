@@ -108,7 +108,11 @@ def load_library(directory: Path | None = None) -> Library:
 def _load_into(
     definitions: dict[str, Definition], broken: dict[str, list[str]], directory: Path, *, built_in: bool
 ) -> None:
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.name.endswith(SUFFIX))
+    except OSError as error:  # a glob would find nothing there, and the built-in ones would be taken
+        raise _refuse(str(directory), f"cannot be read: {error.strerror}") from None
+    for path in paths:
         name = path.name.removesuffix(SUFFIX)
         definitions.pop(name, None)  # no fallback: a broken file of the operator's hides the built-in one
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,22 @@ def test_a_broken_definition_is_a_problem_with_its_place(
     assert "siluu" in broken["errors"][0]
     shown = text(capsys, "--archdefs", str(tmp_path)).partition("\nproblems\n")[2]
     assert broken["errors"][0].split("\n") == [line.removeprefix("  ") for line in shown.splitlines()][:3]
+
+
+def test_a_folder_of_definitions_that_cannot_be_read_is_a_problem(
+    status: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.iterdir
+
+    def closed(folder: Path) -> Iterator[Path]:
+        if folder == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    found = status("--archdefs", str(tmp_path))
+    assert found["problems"] == [f"{tmp_path}:1:1: cannot be read: Permission denied"]
+    assert found["architectures"]
 
 
 def test_the_embedded_model_has_its_full_sha256(status: Any) -> None:

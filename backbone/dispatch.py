@@ -1,11 +1,12 @@
 """In-flight expert calls as a pure state machine.
 
 Rule 1: every transition is here. Rule 2: no sockets, no clock, no arrays: time arrives in events, actions go out.
-Rule 3: whatever happens, each (row, slot) of a ticket is filled exactly once: by a worker's rows, or computed locally
-when its worker was lost, answered garbage, or was too late.
+Rule 3: whatever happens, each expert of a ticket is done exactly once: by a worker's rows, or computed locally when its
+worker was lost, answered garbage, was too late, or could not be sent to. Rule 4: which worker serves changes who
+computes a row, never how: every holder that may be chosen is of one numeric class.
 
 A ticket is one layer's `experts` for a batch of rows; it is cut into calls, one for each worker that holds some of the
-chosen experts. The shell carries the actions out: sends, local computation, telling about a lost worker.
+chosen experts. The shell carries the actions out: sends, places rows, computes, tells about a lost worker.
 """
 
 from __future__ import annotations
@@ -13,15 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One row of one expert: row t of the batch goes through `expert` and fills slot k."""
-
-    row: int
-    slot: int
-    expert: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +25,9 @@ class Call:
     worker: str
     layer: int
     epoch: int
-    pairs: tuple[Pair, ...]
-    width: int  #: values that a row of the answer has
+    experts: tuple[int, ...]
+    pairs: int  #: rows that the answer has
+    width: int  #: values that each of them has
     deadline_s: float
 
 
@@ -43,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the call to its worker, without blocking."""
+    """Send the call to its worker, without blocking; report `unsent` or `lost` when it does not go."""
 
     call: Call
 
@@ -57,36 +50,45 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLocally:
-    """Nobody else does these pairs: compute them here, then report `Computed`."""
+    """Nobody else does these experts: compute them here, then report `computed`."""
 
     ticket: int
     layer: int
-    pairs: tuple[Pair, ...]
+    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker is not used any more."""
+class Complete:
+    """Every row of the ticket is in place."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLost:
+    """A worker gets no more calls. One that is not trusted may not come back in this run either."""
 
     worker: str
     reason: str
+    is_trusted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class ReportDropped:
     """An answer that nobody waits for: too late, twice, or never asked for."""
 
     worker: str
     reason: str
 
 
-Action = Send | Fill | ComputeLocally | Lost | Dropped
+Action = Send | Fill | ComputeLocally | Complete | ReportLost | ReportDropped
 
 
 class Standing(Enum):
     """Whether a worker gets calls."""
 
     SERVING = "serving"
+    STALLED = "stalled"  #: its queue is full; it serves again when it answers
     LOST = "lost"
 
 
@@ -101,125 +103,174 @@ class Member:
     in_flight: set[int] = field(default_factory=set)
 
 
+def choose(holders: Sequence[Member], load: Mapping[str, int]) -> Member:
+    """The holder of an expert that gets its rows: the one with the least to do in this layer, of equals the first.
+
+    All holders are of one numeric class, so that the choice cannot change a bit.
+    """
+    return holders[0] if len(holders) == 1 else min(holders, key=lambda member: load.get(member.name, 0))
+
+
 class Dispatcher:
-    """Events in, actions out. Every method is an event; each returns what the shell has to do, in order."""
+    """Events in, actions out. Every method but the questions is an event; each returns what to do, in order."""
 
     def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._members: dict[str, Member] = {}
+        self._holders: dict[tuple[int, int], list[Member]] = {}  #: (layer, expert) to those that serve it
         self._calls: dict[int, Call] = {}
-        self._open: dict[int, int] = {}  #: ticket to pairs that are not filled yet
+        self._open: dict[int, int] = {}  #: ticket to its experts that are not done yet
         self._seq = 0
 
     # ---- questions
 
-    def done(self, ticket: int) -> bool:
-        """Whether every pair of a ticket is filled."""
-        return self._open.get(ticket, 0) == 0
-
     def next_deadline(self) -> float | None:
         """When the first call in flight is late."""
-        return min((call.deadline_s for call in self._calls.values()), default=None)
+        # Calls are kept in the order of their start and all have the same time: the first is the first to be late.
+        return next((call.deadline_s for call in self._calls.values()), None)
 
-    def serving(self) -> tuple[str, ...]:
-        """Names of workers that get calls."""
-        return tuple(m.name for m in self._members.values() if m.standing is Standing.SERVING)
+    def standing(self, worker: str) -> Standing | None:
+        """Whether a worker gets calls; None for one that never joined."""
+        member = self._members.get(worker)
+        return None if member is None else member.standing
 
-    def idle(self) -> bool:
-        """Whether no call is in flight."""
-        return not self._calls
+    # ---- events: workers
 
-    # ---- events
+    def joined(self, worker: str, epoch: int, holds: Mapping[int, Collection[int]]) -> list[Action]:
+        """A worker has loaded what it was assigned, for the first time or again."""
+        actions = self.lost(worker, "it joined again")
+        self._members[worker] = Member(worker, epoch, {layer: frozenset(ids) for layer, ids in holds.items()})
+        self._find_holders()
+        return actions
 
-    def joined(self, name: str, epoch: int, holds: Mapping[int, Collection[int]]) -> list[Action]:
-        """A worker has loaded what it was assigned."""
-        self._members[name] = Member(name, epoch, {layer: frozenset(ids) for layer, ids in holds.items()})
-        return []
+    def lost(self, worker: str, reason: str, *, is_trusted: bool = True) -> list[Action]:
+        """A worker died, left or hangs: its calls are computed locally."""
+        member = self._members.get(worker)
+        if member is None or member.standing is Standing.LOST:
+            return []
+        member.standing = Standing.LOST
+        self._find_holders()
+        orphans = [self._calls[seq] for seq in sorted(member.in_flight)]
+        return [ReportLost(worker, reason, is_trusted), *(self._taken_back(call) for call in orphans)]
 
-    def issued(self, ticket: int, layer: int, ids: Sequence[Sequence[int]], width: int, now_s: float) -> list[Action]:
-        """A layer asks for the experts ids[row][slot], each to give `width` values."""
-        by_worker: dict[str | None, list[Pair]] = {}
-        load: dict[str, int] = {}
-        for row, chosen in enumerate(ids):
-            for slot, expert in enumerate(chosen):
-                holder = self._holder(layer, expert, load)
-                if holder is not None:
-                    load[holder] = load.get(holder, 0) + 1
-                by_worker.setdefault(holder, []).append(Pair(row, slot, expert))
-        self._open[ticket] = sum(map(len, by_worker.values()))
-        actions = list[Action]()
-        for worker, pairs in by_worker.items():
-            if worker is None:
-                actions.append(ComputeLocally(ticket, layer, tuple(pairs)))
+    def garbage(self, worker: str, reason: str) -> list[Action]:
+        """A worker sent what it must not: it is trusted no more."""
+        return self.lost(worker, reason, is_trusted=False)
+
+    # ---- events: tickets and calls
+
+    def issued(self, ticket: int, layer: int, load: Mapping[int, int], width: int, now_s: float) -> list[Action]:
+        """A layer asks for experts, each for so many rows (expert to rows), each row to have `width` values."""
+        if not load:
+            return [Complete(ticket)]
+        chosen: dict[str, list[int]] = {}
+        alone: list[int] = []
+        busy: dict[str, int] = {}
+        for expert, rows in load.items():
+            holders = self._holders.get((layer, expert))
+            if not holders:
+                alone.append(expert)
                 continue
-            self._seq += 1
-            member = self._members[worker]
-            deadline_s = now_s + self._deadline_s
-            call = Call(self._seq, ticket, worker, layer, member.epoch, tuple(pairs), width, deadline_s)
-            self._calls[call.seq] = call
-            member.in_flight.add(call.seq)
-            actions.append(Send(call))
+            name = choose(holders, busy).name
+            busy[name] = busy.get(name, 0) + rows
+            chosen.setdefault(name, []).append(expert)
+        self._open[ticket] = len(load)
+        actions: list[Action] = [
+            Send(self._call(ticket, layer, name, tuple(experts), busy[name], width, now_s + self._deadline_s))
+            for name, experts in chosen.items()
+        ]
         # What is sent first runs while the rest is computed here.
-        return sorted(actions, key=lambda a: isinstance(a, ComputeLocally))
+        return [*actions, ComputeLocally(ticket, layer, tuple(alone))] if alone else actions
 
     def answered(self, worker: str, seq: int, epoch: int, shape: tuple[int, ...], *, is_finite: bool) -> list[Action]:
         """Rows came. They count only from the worker that was asked, once, of the right epoch and shape, finite."""
         call = self._calls.get(seq)
         if call is None or call.worker != worker:
-            return [Dropped(worker, f"rows of call {seq}, which is not in flight there")]
+            self._awake(worker)
+            return [ReportDropped(worker, f"rows of call {seq}, which is not in flight there")]
         if epoch != call.epoch:
-            return self.lost(worker, f"call {seq}: rows of epoch {epoch}, asked of epoch {call.epoch}")
-        if shape != (len(call.pairs), call.width):
-            return self.lost(worker, f"call {seq}: rows {shape}, asked for {(len(call.pairs), call.width)}")
+            return self.garbage(worker, f"call {seq}: rows of epoch {epoch}, asked of epoch {call.epoch}")
+        if shape != (call.pairs, call.width):
+            return self.garbage(worker, f"call {seq}: rows {shape}, asked for {(call.pairs, call.width)}")
         if not is_finite:
-            return self.lost(worker, f"call {seq}: rows that are not finite")
-        self._finish(call)
-        self._open[call.ticket] -= len(call.pairs)
-        return [Fill(call)]
+            return self.garbage(worker, f"call {seq}, layer {call.layer}: rows that are not finite")
+        self._awake(worker)
+        self._end(call)
+        return [Fill(call), *self._done(call.ticket, len(call.experts))]
 
-    def failed(self, worker: str, seq: int, reason: str) -> list[Action]:
-        """The worker says that it cannot do a call. It is believed, and not asked again."""
-        return self.lost(worker, f"call {seq}: {reason}")
+    def refused(self, worker: str, seq: int, reason: str) -> list[Action]:
+        """The worker says that it cannot do a call. It is believed, and asked no more."""
+        call = self._calls.get(seq)
+        if call is None or call.worker != worker:
+            return [ReportDropped(worker, f"refusal of call {seq}, which is not in flight there")]
+        return self.lost(worker, f"it refused call {seq}, layer {call.layer}: {reason}")
 
-    def computed(self, ticket: int, pairs: int) -> list[Action]:
-        """Pairs were computed locally."""
-        self._open[ticket] -= pairs
-        return []
-
-    def lost(self, worker: str, reason: str) -> list[Action]:
-        """A worker died, hangs, or cannot be trusted: its calls are computed locally."""
-        member = self._members.get(worker)
-        if member is None or member.standing is Standing.LOST:
+    def unsent(self, seq: int) -> list[Action]:
+        """The worker's queue is full, so that the call did not go: the worker is left alone until it answers."""
+        call = self._calls.get(seq)
+        if call is None:
             return []
-        member.standing = Standing.LOST
-        orphans = [self._calls[seq] for seq in sorted(member.in_flight)]
-        for call in orphans:
-            self._finish(call)
-        return [Lost(worker, reason), *(ComputeLocally(c.ticket, c.layer, c.pairs) for c in orphans)]
+        self._members[call.worker].standing = Standing.STALLED
+        self._find_holders()
+        return [self._taken_back(call)]
+
+    def computed(self, ticket: int, experts: int) -> list[Action]:
+        """Experts of a ticket were computed locally."""
+        return self._done(ticket, experts)
 
     def ticked(self, now_s: float) -> list[Action]:
         """Time has passed: whoever has a late call is lost."""
-        late = sorted({c.worker for c in self._calls.values() if c.deadline_s <= now_s})
-        return [action for worker in late for action in self.lost(worker, "no answer within its deadline")]
+        late = dict.fromkeys(call.worker for call in self._calls.values() if call.deadline_s <= now_s)
+        reason = f"no answer within {self._deadline_s:g} s"
+        return [action for worker in late for action in self.lost(worker, reason)]
 
     def forgotten(self, ticket: int) -> list[Action]:
-        """The ticket's rows were taken, or nobody wants them any more. Answers still to come are dropped."""
+        """Nobody wants the ticket's rows any more. Answers still to come are dropped."""
         self._open.pop(ticket, None)
         for call in [c for c in self._calls.values() if c.ticket == ticket]:
-            self._finish(call)
+            self._end(call)
         return []
 
     # ---- inside
 
-    def _holder(self, layer: int, expert: int, load: Mapping[str, int]) -> str | None:
-        """The serving holder with the least to do in this layer; of equals the first that joined."""
-        holders = [
-            m.name
-            for m in self._members.values()
-            if m.standing is Standing.SERVING and expert in m.holds.get(layer, ())
-        ]
-        return min(holders, key=lambda name: load.get(name, 0), default=None)
+    def _call(
+        self, ticket: int, layer: int, worker: str, experts: tuple[int, ...], pairs: int, width: int, deadline_s: float
+    ) -> Call:
+        self._seq += 1
+        member = self._members[worker]
+        call = Call(self._seq, ticket, worker, layer, member.epoch, experts, pairs, width, deadline_s)
+        self._calls[call.seq] = call
+        member.in_flight.add(call.seq)
+        return call
 
-    def _finish(self, call: Call) -> None:
+    def _end(self, call: Call) -> None:
         del self._calls[call.seq]
         self._members[call.worker].in_flight.discard(call.seq)
+
+    def _taken_back(self, call: Call) -> ComputeLocally:
+        self._end(call)
+        return ComputeLocally(call.ticket, call.layer, call.experts)
+
+    def _done(self, ticket: int, experts: int) -> list[Action]:
+        left = self._open.get(ticket)
+        if left is None:
+            return []
+        if left > experts:
+            self._open[ticket] = left - experts
+            return []
+        del self._open[ticket]
+        return [Complete(ticket)]
+
+    def _awake(self, worker: str) -> None:
+        member = self._members.get(worker)
+        if member is not None and member.standing is Standing.STALLED:
+            member.standing = Standing.SERVING
+            self._find_holders()
+
+    def _find_holders(self) -> None:
+        self._holders = {}
+        for member in self._members.values():
+            if member.standing is Standing.SERVING:
+                for layer, experts in member.holds.items():
+                    for expert in experts:
+                        self._holders.setdefault((layer, expert), []).append(member)

@@ -1,8 +1,9 @@
-"""The swarm's door: a CURVE server socket that lets only listed keys in, and knows each frame's sender by its key."""
+"""The swarm's door: a CURVE server socket that lets only listed keys in, and knows each message's sender by its key."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import zmq
@@ -10,7 +11,20 @@ import zmq.auth.thread
 
 from protocol.frames import MAX_FRAME_BYTES
 
+HEARTBEAT_MS = 1000
+SILENCE_MS = 5000  #: after which a connection is given up; a busy machine may hold a peer's thread back for a while
+HANDSHAKE_MS = 10_000
+QUEUE_MESSAGES = 256
 _DOMAIN = "expertswarm"
+_MOST_ROUTES = 1024
+
+
+class Sent(Enum):
+    """What became of a message."""
+
+    OK = "ok"
+    FULL = "full"  #: the peer's queue is full
+    GONE = "gone"  #: there is no such peer any more
 
 
 class _Listed:
@@ -30,7 +44,7 @@ def new_key_pair() -> tuple[bytes, bytes]:
 
 
 class Gate:
-    """A ROUTER on one address. Frames come with the sender's public key; routing ids stay inside."""
+    """A ROUTER on one address. Messages come with the sender's public key; routing ids only say where to answer."""
 
     def __init__(self, address: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -38,6 +52,7 @@ class Gate:
         self._auth = zmq.auth.thread.ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve_callback(domain=_DOMAIN, credentials_provider=self._listed)
+        self._keys: dict[bytes, bytes] = {}  #: route to key; a connection never changes its key
         self.public_key, secret = new_key_pair()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.curve_server = True
@@ -46,9 +61,10 @@ class Gate:
         self.socket.router_mandatory = True
         self.socket.linger = 0
         self.socket.maxmsgsize = MAX_FRAME_BYTES
-        self.socket.sndhwm = self.socket.rcvhwm = 1000
-        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout, self.socket.heartbeat_ttl = 1000, 5000, 5000
-        self.socket.handshake_ivl = 10_000
+        self.socket.sndhwm = self.socket.rcvhwm = QUEUE_MESSAGES
+        self.socket.heartbeat_ivl = HEARTBEAT_MS
+        self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS
+        self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.bind(address)
         self.endpoint = str(self.socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
@@ -57,25 +73,49 @@ class Gate:
         self._listed.keys.add(key)
 
     def expel(self, key: bytes) -> None:
-        """Let a key in no more."""
+        """Let a key in no more; a connection that it has is not used any more, which its owner sees to."""
         self._listed.keys.discard(key)
 
     def receive(self) -> tuple[bytes, bytes, list[Any]] | None:
-        """The next message: sender's key, routing id, frames; None when there is none."""
+        """The next message: sender's key, routing id, buffers; None when there is none."""
+        socket = self.socket
         try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frame: Any = socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        key = frames[-1].get("User-Id")
-        return str(key).encode(), frames[0].bytes, frames[1:]
-
-    def send(self, route: bytes, frames: Sequence[Any], *, copy: bool = True) -> bool:
-        """Send without blocking; whether the peer took it. False: it is gone, or its queue is full."""
+        first, frames = frame, list[Any]()
         try:
-            self.socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=copy)
-        except (zmq.Again, zmq.ZMQError):
-            return False
-        return True
+            while frame.more:
+                frame = socket.recv(zmq.NOBLOCK, copy=False)
+                frames.append(frame.buffer)
+        except BaseException:
+            # An interrupt between two frames: what is left of the message must not be taken for the next one.
+            while socket.get(zmq.RCVMORE):
+                socket.recv(zmq.NOBLOCK)
+            raise
+        route = first.bytes
+        return self._keys.get(route) or self._learn(route, first), route, frames
+
+    def _learn(self, route: bytes, frame: Any) -> bytes:
+        if len(self._keys) >= _MOST_ROUTES:
+            self._keys.clear()
+        key = self._keys[route] = str(frame.get("User-Id")).encode()
+        return key
+
+    def send(self, route: bytes, frames: Sequence[Any], *, copy: bool = True) -> Sent:
+        """Send without blocking."""
+        socket, last = self.socket, len(frames) - 1
+        try:
+            socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
+            for i, frame in enumerate(frames):
+                socket.send(frame, zmq.NOBLOCK if i == last else zmq.NOBLOCK | zmq.SNDMORE, copy=copy)
+        except zmq.ZMQError as error:  # of the route: what follows it is always taken
+            return Sent.FULL if error.errno == zmq.EAGAIN else Sent.GONE
+        except BaseException:
+            # An interrupt between two frames: the torn message ends here, and its receiver will refuse it.
+            socket.send(b"", zmq.NOBLOCK)
+            raise
+        return Sent.OK
 
     def close(self) -> None:
         """Close the door and everything behind it."""

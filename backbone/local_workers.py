@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -15,7 +17,8 @@ from typing import IO
 from .errors import BackboneError, UsageError
 from .gate import new_key_pair
 
-STOP_TIMEOUT_S = 3.0
+STOP_TIMEOUT_S = 2.0
+MOST_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +26,18 @@ class WorkerSpec:
     """A local worker to start."""
 
     backend: str
-    memory_bytes: int = 0  #: 0: no bound
+    memory_bytes: int = 0  #: for experts; 0: no bound
 
 
 def parse_workers(text: str, default_backend: str) -> list[str]:
     """`2`, `numpy:2` or `numpy:2,opencl:1` as the backend of each worker. UsageError when it is none of these."""
     found = list[str]()
     for part in text.split(","):
-        name, _, count = part.strip().rpartition(":")
-        if not count.isdecimal() or int(count) > 64:
-            raise UsageError(f"--workers {text}: {part!r} is neither a number up to 64 nor BACKEND:NUMBER")
+        name, colon, count = part.strip().rpartition(":")
+        if not (count.isascii() and count.isdecimal()) or (colon and not name):
+            raise UsageError(f"--workers {text}: {part!r} is neither a number nor BACKEND:NUMBER")
+        if len(found) + int(count[:9]) > MOST_WORKERS:
+            raise UsageError(f"--workers {text}: at most {MOST_WORKERS} local workers can be started")
         found += [name or default_backend] * int(count)
     return found
 
@@ -53,28 +58,44 @@ class LocalWorker:
         """The process's id."""
         return self._process.pid
 
-    def ended(self) -> int | None:
-        """The exit code, or None while the process runs."""
-        return self._process.poll()
+    def has_ended(self) -> bool:
+        """Whether the process is no more."""
+        return self._process.poll() is not None
 
-    def last_words(self) -> str:
-        """The last line that the process wrote to standard error."""
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    def last_line(self) -> str:
+        """The last line that the process wrote to standard error; empty when it wrote none."""
+        with contextlib.suppress(ValueError):  # closed already
+            self._stderr.seek(0, os.SEEK_END)
+            self._stderr.seek(max(0, self._stderr.tell() - 4096))
+            lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+            return lines[-1].strip() if lines else ""
+        return ""
 
-    def stop(self) -> None:
-        """End the process: by closing its input, then by force."""
+    def obituary(self) -> str:
+        """How the process ended, in one line."""
+        code = self._process.poll()
+        if code is None:
+            return "its process runs"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}" + (f": {line}" if (line := self.last_line()) else "")
+
+    def dismiss(self) -> None:
+        """Close the process's input, which it takes as a sign to end. Does not wait."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        for force in (self._process.terminate, self._process.kill, None):
-            try:
+
+    def stop(self) -> None:
+        """End the process: by closing its input, then by force. Returns when it is no more."""
+        self.dismiss()
+        for end in (self._process.terminate, self._process.kill):
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
                 break
-            except subprocess.TimeoutExpired:
-                if force is not None:
-                    force()
+            end()
+        self._process.wait()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
@@ -88,25 +109,10 @@ def start_worker(
     endpoint: str,
     server_key: bytes,
     model: Path | None,
-    command: list[str] | None = None,
+    command: Sequence[str] | None = None,
 ) -> LocalWorker:
-    """Start a worker process with a key pair of its own. `command` is for tests that put their own worker in place."""
+    """Start a worker process with a key pair of its own. `command` puts another program in the worker's place."""
     public, secret = new_key_pair()
-    # -P keeps a file named worker.py in the current folder from being taken for the package.
-    root = str(Path(__file__).parents[1])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
-    try:
-        process = subprocess.Popen(
-            command or [sys.executable, "-P", "-m", "worker", "local"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-    except OSError as error:
-        stderr.close()
-        raise BackboneError(f"worker {name} could not be started: {error}") from None
     session = {
         "endpoint": endpoint,
         "server_key": server_key.decode(),
@@ -114,13 +120,34 @@ def start_worker(
         "secret_key": secret.decode(),
         "backend": spec.backend,
         "memory_bytes": spec.memory_bytes,
-        "model": "" if model is None else str(model.resolve()),
+        "model": "" if model is None else str(model.absolute()),
+        "quiet": True,  # a bar in a file is of no use: the backbone shows how far its workers are
     }
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+    try:
+        # -P keeps a worker.py in the current folder from being taken for the package. In a session of its own no
+        # Ctrl-C reaches the worker: the backbone ends it, or the end of its input does.
+        process = subprocess.Popen(
+            command or [sys.executable, "-P", "-m", "worker", "local"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=os.environ | {"PYTHONPATH": _python_path()},
+            start_new_session=True,
+        )
+    except OSError as error:
+        stderr.close()
+        raise BackboneError(f"worker {name} could not be started: {error}") from None
     worker = LocalWorker(name, spec, public, process, stderr)
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it ended already: whoever waits for it will say so
             process.stdin.write(json.dumps(session).encode() + b"\n")
             process.stdin.flush()
-    with contextlib.suppress(AttributeError, OSError):  # no pidfd on this system: the deadline finds the dead
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd on this system: looked at now and then instead
         worker.pidfd = os.pidfd_open(process.pid)
     return worker
+
+
+def _python_path() -> str:
+    root = str(Path(__file__).parents[1])
+    return os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH", "")) if path)

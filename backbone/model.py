@@ -10,8 +10,9 @@ import numpy as np
 
 from archdefs import ArchdefError, Definition, Library, Program, bind
 from kernels.errors import GGUFError
+from kernels.formats import GGMLType
 from kernels.gguf import GGUFFile, open_gguf
-from kernels.interface import DenseBackend, ExpertWeights
+from kernels.interface import DenseBackend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
 
 from .errors import UsageError
@@ -41,6 +42,11 @@ class Model:
         """What an operator should know of the binding. Optional blocks of built-in definitions are no news."""
         told = self.program.warnings
         return told if self.definition.origin != "built in" else tuple(w for w in told if "no step uses" in w)
+
+    @property
+    def numeric_class(self) -> NumericClass:
+        """What the backbone's own bits depend on."""
+        return self.backend.numeric_class
 
     @property
     def vocabulary(self) -> int:
@@ -74,6 +80,10 @@ class Model:
         """Rows and columns of one expert's part of a tensor; a bias is one row."""
         dims = self.gguf.tensors[tensor].dims
         return (dims[1], dims[0]) if len(dims) == 3 else (1, dims[0])
+
+    def slice_type(self, tensor: str) -> GGMLType:
+        """The quant type of a tensor."""
+        return self.gguf.tensors[tensor].type
 
     def expert_width(self, layer: int) -> int:
         """Values in an expert's output row."""

@@ -1,4 +1,4 @@
-"""Which worker holds which expert: a pure function of sizes and budgets. Covers first, then balances each layer."""
+"""Which worker holds which expert: a pure function of sizes and budgets. Covers first, then balances every layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Candidate:
     """A worker that experts can be given to."""
 
     name: str
-    memory_bytes: int  #: 0: no bound of its own
+    memory_bytes: int  #: for experts; 0: no bound of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,35 +20,90 @@ class Plan:
 
     holds: Mapping[str, Mapping[int, tuple[int, ...]]]
     left_over: Mapping[int, tuple[int, ...]]
+    left_over_bytes: int = 0
+    budget_bytes: int = 0  #: of all workers together
 
     def describe(self) -> str:
-        """One line about what does not fit; empty when everything does."""
+        """One line about what does not fit, with numbers; empty when everything does."""
         count = sum(map(len, self.left_over.values()))
         if not count:
             return ""
-        return f"{count} experts fit no worker's memory and are computed by the backbone; raise --worker-memory"
+        held = sum(len(experts) for layers in self.holds.values() for experts in layers.values())
+        return (
+            f"{count} of {count + held} experts ({self.left_over_bytes / 1e6:.1f} MB) do not fit the workers' memory, "
+            f"{self.budget_bytes / 1e6:.1f} MB in all, and are computed by the backbone; raise --worker-memory"
+        )
 
 
 def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
     """Place every expert once. `expert_bytes`: layer to bytes of each expert.
 
-    In each layer an expert goes to the worker that has the fewest of that layer, among those with room for it; of
-    equals the first. The result depends on nothing else: the same inputs give the same plan.
+    Each worker gets an equal share of every layer, or where its memory is too small for that, a smaller one of every
+    layer, so that no layer has to wait for one worker alone. The result depends on nothing else: the same inputs give
+    the same plan.
     """
-    used = {c.name: 0 for c in candidates}
-    holds: dict[str, dict[int, tuple[int, ...]]] = {c.name: {} for c in candidates}
-    left_over = dict[int, tuple[int, ...]]()
+    total = sum(map(sum, expert_bytes.values()))
+    room = {c.name: c.memory_bytes or total for c in candidates}
+    shares = _shares(room, total)
+    is_covered = sum(shares.values()) > 0.999
+    owed = dict.fromkeys(room, 0.0)
+    holds: dict[str, dict[int, list[int]]] = {name: {} for name in room}
+    left: list[tuple[int, int]] = []
     for layer, sizes in expert_bytes.items():
-        given: dict[str, list[int]] = {c.name: [] for c in candidates}
+        for name, share in shares.items():
+            owed[name] += share * sum(sizes)
         for expert, size in enumerate(sizes):
-            room = [c.name for c in candidates if not c.memory_bytes or used[c.name] + size <= c.memory_bytes]
-            if not room:
-                left_over[layer] = (*left_over.get(layer, ()), expert)
+            # Where shares do not cover a layer, its rest stays here: room is kept for the layers to come.
+            able = [name for name in room if room[name] >= size and (is_covered or owed[name] > 0)]
+            if not able:
+                left.append((layer, expert))
                 continue
-            name = min(room, key=lambda n: (len(given[n]), used[n]))
-            given[name].append(expert)
-            used[name] += size
-        for name, experts in given.items():
-            if experts:
-                holds[name][layer] = tuple(experts)
-    return Plan(holds, left_over)
+            _give(max(able, key=owed.__getitem__), layer, expert, size, holds, room, owed)
+    for layer, expert in tuple(left):
+        size = expert_bytes[layer][expert]
+        able = [name for name in room if room[name] >= size]
+        if able:
+            left.remove((layer, expert))
+            _give(max(able, key=room.__getitem__), layer, expert, size, holds, room, owed)
+    return _plan(holds, left, expert_bytes, candidates)
+
+
+def _give(
+    name: str,
+    layer: int,
+    expert: int,
+    size: int,
+    holds: dict[str, dict[int, list[int]]],
+    room: dict[str, int],
+    owed: dict[str, float],
+) -> None:
+    holds[name].setdefault(layer, []).append(expert)
+    room[name] -= size
+    owed[name] -= size
+
+
+def _shares(room: Mapping[str, int], total: int) -> dict[str, float]:
+    """Each worker's part of all bytes: equal ones, but what is too much for one is shared out among the others."""
+    shares = dict[str, float]()
+    left = 1.0
+    for waiting, name in enumerate(sorted(room, key=room.__getitem__)):
+        shares[name] = min(left / (len(room) - waiting), room[name] / total if total else 0.0)
+        left -= shares[name]
+    return {name: shares[name] for name in room}
+
+
+def _plan(
+    holds: Mapping[str, Mapping[int, list[int]]],
+    left: Sequence[tuple[int, int]],
+    expert_bytes: Mapping[int, Sequence[int]],
+    candidates: Sequence[Candidate],
+) -> Plan:
+    left_over: dict[int, tuple[int, ...]] = {}
+    for layer, expert in sorted(left):
+        left_over[layer] = (*left_over.get(layer, ()), expert)
+    return Plan(
+        {name: {layer: tuple(sorted(e)) for layer, e in sorted(layers.items())} for name, layers in holds.items()},
+        left_over,
+        sum(expert_bytes[layer][expert] for layer, expert in left),
+        sum(c.memory_bytes for c in candidates),
+    )

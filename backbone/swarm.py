@@ -1,59 +1,48 @@
 """The swarm as an `ExpertSource`: the socket shell around dispatch. The thread that runs a step owns all of it.
 
-One message to each touched worker a layer, one poll, rows put straight where they belong. What nobody else computes is
-computed here, so that an answer never depends on who is alive.
+One message to each touched worker a layer, rows put straight where they belong. What nobody else computes is computed
+here, so that an answer never depends on who is alive.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import zmq
 
 from kernels.interface import F32, NumericClass
-from protocol import PROTOCOL_VERSION
-from protocol.errors import ProtocolError
-from protocol.frames import DType, Tensor, decode_to_backbone, encode
-from protocol.messages import (
-    Assign,
-    Attach,
-    Chunk,
-    ClassInfo,
-    Drain,
-    Failed,
-    Fetch,
-    Goodbye,
-    Hello,
-    Message,
-    Ready,
-    Refused,
-    Rows,
-    Run,
-    Welcome,
-)
+from protocol.capabilities import ClassInfo
+from protocol.errors import ProtocolError, VersionMismatch
+from protocol.frames import DType, Tensor, decode_to_backbone
+from protocol.messages import Drain, Rows, Run
+from protocol.schema import one_line
 
-from .dispatch import Action, ComputeLocally, Dispatcher, Dropped, Fill, Lost, Pair, Send
+from .batch import Batch
+from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, ReportDropped, ReportLost, Send
 from .errors import BackboneError
 from .experts import I32
-from .gate import Gate
-from .local_workers import LocalWorker, WorkerSpec, start_worker
-from .model import Model
-from .placement import Candidate, Plan, place
-from .weights import SliceServer, expert_bytes
+from .gate import Gate, Sent
+from .joining import Joining, Place, Progress
+from .local_workers import WorkerSpec, start_worker
+from .placement import place
+from .roster import Peer, Roster, WorkerReport
+from .weights import ExpertStore, SliceServer
+
+__all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 
 log = logging.getLogger(__name__)
 
-JOIN_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 60.0  #: for the first word of a worker, and between any two while it loads
 CALL_DEADLINE_S = 60.0
-COPY_BELOW_BYTES = 64 * 1024
-Place = Callable[[Mapping[int, Sequence[int]], Sequence[Candidate]], Plan]
-Progress = Callable[[str, int, int], None]
+COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
+PATIENCE_MS = 500
 
 
 class LocalRows(Protocol):
@@ -63,44 +52,29 @@ class LocalRows(Protocol):
         """Unweighted rows [n, D] of one expert for x [n, D]."""
 
 
-@dataclass(slots=True)
-class WorkerReport:
-    """What a worker did, for the table at the end of an answer."""
+class Model(ExpertStore, Protocol):
+    """A bound model: its experts, and the backend whose class workers have to be of."""
 
-    name: str
-    backend: str = ""
-    device: str = ""
-    numeric_class: str = ""
-    experts: int = 0
-    calls: int = 0
-    rows: int = 0
-    seconds: float = 0.0  #: computing
-    state: str = "starting"
-    failures: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A worker's connections and what is known of it."""
-
-    worker: LocalWorker
-    report: WorkerReport
-    calls_route: bytes | None = None
-    weights_route: bytes | None = None
-    to_load: set[int] = field(default_factory=set)  #: layers assigned and not ready
+    @property
+    def numeric_class(self) -> NumericClass:
+        """What the backbone's own bits depend on."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A ticket's batch until its rows are taken."""
+    """A ticket's batch until its rows are taken, with the experts to compute here."""
 
-    x: F32  # [T, D]
-    out: F32  # [T, K, D]
-    todo: list[ComputeLocally] = field(default_factory=list)
+    layer: int
+    batch: Batch
+    todo: deque[int] = field(default_factory=deque)
+    is_complete: bool = False
 
 
 class Swarm:
-    """Local workers over an encrypted socket. A context manager: leaving it ends every worker."""
+    """Local workers over an encrypted socket. A context manager: leaving it ends every worker.
+
+    `placement`, `deadline_s`, `join_timeout_s` and `command` (another program in the worker's place) are for tests.
+    """
 
     def __init__(
         self,
@@ -111,29 +85,34 @@ class Swarm:
         share_path: bool = True,
         placement: Place = place,
         deadline_s: float = CALL_DEADLINE_S,
-        command: list[str] | None = None,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        command: Sequence[str] | None = None,
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
-        self._model, self._local = model, local
-        self._slices = SliceServer(model, share_path)
+        self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
         self._dispatcher = Dispatcher(deadline_s=deadline_s)
-        self._place, self._on_progress = placement, on_progress
-        self._plan = Plan({}, {})
+        self._roster = Roster()
         self._open: dict[int, _Open] = {}
         self._ticket = 0
-        self._epoch = 1
         self.local_calls = 0  #: calls computed here because no worker did
-        self.dropped = 0  #: answers and messages that were not used
         self._gate = Gate("tcp://127.0.0.1:*")
+        numeric = model.numeric_class
+        self._joining = Joining(
+            self._gate,
+            self._roster,
+            SliceServer(model, share_path),
+            self._dispatcher,
+            numeric_class=ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations),
+            on_progress=on_progress,
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
-        self._peers: dict[bytes, _Peer] = {}
         try:
             for number, spec in enumerate(specs, 1):
-                self._start(f"local-{number}", spec, model.path if share_path else None, command)
-            self._wait_until(lambda: all(p.calls_route is not None for p in self._peers.values()), "join")
-            self._assign()
-            self._wait_until(lambda: not any(p.to_load for p in self._peers.values()), "load their experts")
+                self._start(f"local-{number}", spec, share_path, command)
+            self._wait_until(self._joining.all_greeted, "said hello")
+            self._joining.assign(placement)
+            self._wait_until(self._joining.all_ready, "loaded its experts")
         except BaseException:
             self.close()
             raise
@@ -141,29 +120,35 @@ class Swarm:
     # ---- ExpertSource
 
     def send(self, layer: int, x: F32, ids: I32) -> int:
-        """Send a layer's rows x [T, D] to the holders of the experts ids [T, K]; a ticket comes back at once."""
+        """Send a layer's rows x [T, D] to the holders of the experts ids [T, K]; a ticket comes back at once.
+
+        `x` must stay as it is until the ticket's rows are taken.
+        """
         self._ticket += 1
         width = self._model.expert_width(layer)
-        self._open[self._ticket] = _Open(x, np.empty((*ids.shape, width), np.float32))
-        self._act(self._dispatcher.issued(self._ticket, layer, ids.tolist(), width, time.monotonic()))
+        batch = Batch(x, ids, width)
+        self._open[self._ticket] = _Open(layer, batch)
+        self._act(self._dispatcher.issued(self._ticket, layer, batch.load(), width, time.monotonic()))
         return self._ticket
 
     def ready(self, ticket: int) -> bool:
         """Whether all rows are here. Does not block."""
-        self._pump(0)
-        return self._dispatcher.done(ticket)
+        held = self._open[ticket]
+        if not held.is_complete:
+            self._pump(0)
+        return held.is_complete
 
     def wait(self, ticket: int) -> F32:
         """The rows [T, K, D] of a ticket, each unweighted."""
         held = self._open[ticket]
-        self._pump(0)
-        while not self._dispatcher.done(ticket):
+        while not held.is_complete:
             if held.todo:
                 self._compute(ticket, held)
+                self._pump(0)
             else:
-                self._pump(self._patience_ms())
-        self._dispatcher.forgotten(ticket)
-        return self._open.pop(ticket).out
+                self._pump(PATIENCE_MS)
+        del self._open[ticket]
+        return held.batch.out
 
     def abandon(self) -> None:
         """Forget every open ticket: whoever asked has gone."""
@@ -175,28 +160,27 @@ class Swarm:
 
     def report(self) -> list[WorkerReport]:
         """One entry for each worker, in the order of their start."""
-        return [peer.report for peer in self._peers.values()]
+        return [peer.report for peer in self._roster]
 
     def pids(self) -> list[int]:
         """Process ids of the workers, in the order of their start."""
-        return [peer.worker.pid for peer in self._peers.values()]
+        return [peer.worker.pid for peer in self._roster]
 
     def classes(self) -> dict[tuple[int, int], str]:
-        """(layer, expert) to the numeric class that the plan gave it to."""
-        by_name = {peer.report.name: peer.report.numeric_class for peer in self._peers.values()}
-        return {
-            (layer, expert): by_name[name]
-            for name, holds in self._plan.holds.items()
-            for layer, experts in holds.items()
-            for expert in experts
-        }
+        """The numeric class of each (layer, expert) that was given to a worker."""
+        return self._roster.classes()
+
+    @property
+    def dropped(self) -> int:
+        """Messages and answers that were not used: malformed, late, twice, or not asked for."""
+        return self._roster.dropped
 
     def close(self) -> None:
         """Let the workers go and end those that stay."""
-        for peer in self._peers.values():
-            if peer.calls_route is not None:
-                self._send(peer.calls_route, Drain("the backbone is done"))
-        for peer in self._peers.values():
+        for peer in self._roster:
+            self._joining.send(peer.calls_route, Drain("the backbone is done"))
+            peer.worker.dismiss()
+        for peer in self._roster:
             peer.worker.stop()
         self._gate.close()
 
@@ -208,230 +192,139 @@ class Swarm:
 
     # ---- starting
 
-    def _start(self, name: str, spec: WorkerSpec, path: Path | None, command: list[str] | None) -> None:
-        gate = self._gate
+    def _start(self, name: str, spec: WorkerSpec, share_path: bool, command: Sequence[str] | None) -> None:
+        gate, path = self._gate, self._model.path if share_path else None
         worker = start_worker(
             name, spec, endpoint=gate.endpoint, server_key=gate.public_key, model=path, command=command
         )
         gate.admit(worker.public_key)
-        self._peers[worker.public_key] = _Peer(worker, WorkerReport(name))
+        self._roster.add(Peer(worker, WorkerReport(name)))
         if worker.pidfd is not None:
             self._poller.register(worker.pidfd, zmq.POLLIN)
 
     def _wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        give_up = time.monotonic() + JOIN_TIMEOUT_S
+        give_up = time.monotonic() + self._join_timeout_s
         while not is_so():
-            heard = self._pump(200)
-            if heard:
-                give_up = time.monotonic() + JOIN_TIMEOUT_S
-            for peer in self._peers.values():
-                if (code := peer.worker.ended()) is not None:
-                    words = peer.worker.last_words() or f"exit code {code}"
-                    raise BackboneError(f"worker {peer.report.name} ended before it could serve: {words}")
+            if self._pump(PATIENCE_MS):
+                give_up = time.monotonic() + self._join_timeout_s
+            for peer in self._roster:
+                if peer.is_lost:
+                    raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
             if time.monotonic() > give_up:
-                raise BackboneError(f"the workers did not {what} within {JOIN_TIMEOUT_S:g} s")
+                peer = next(p for p in self._roster if p.calls_route is None or p.to_load)
+                words = f"; its last words: {line}" if (line := peer.worker.last_line()) else ""
+                raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 
-    def _assign(self) -> None:
-        candidates = [
-            Candidate(name=p.report.name, memory_bytes=p.worker.spec.memory_bytes) for p in self._peers.values()
-        ]
-        self._plan = plan = self._place(expert_bytes(self._model), candidates)
-        if plan.describe():
-            log.warning("%s", plan.describe())
-        for peer in self._peers.values():
-            holds = plan.holds.get(peer.report.name, {})
-            peer.report.experts = sum(map(len, holds.values()))
-            peer.to_load = set(holds)
-            for layer, experts in holds.items():
-                slices = self._slices.grant(peer.report.name, layer, experts)
-                assign = Assign(self._epoch, layer, self._model.activation(layer), slices)
-                if peer.calls_route is not None:
-                    self._send(peer.calls_route, assign)
-            self._dispatcher.joined(peer.report.name, self._epoch, holds)
-            peer.report.state = "serving"
-
-    # ---- messages
-
-    def _patience_ms(self) -> int:
-        deadline = self._dispatcher.next_deadline()
-        return 1000 if deadline is None else max(0, min(1000, int((deadline - time.monotonic()) * 1000) + 1))
+    # ---- events
 
     def _pump(self, timeout_ms: int) -> bool:
-        """Handle what has come, waiting at most so long for something to come; whether anything did."""
+        """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""
         heard = False
-        while (received := self._gate.receive()) is not None:
-            self._on_message(*received)
-            heard = True
-        if not heard and timeout_ms:
-            events = dict(self._poller.poll(timeout_ms))
-            while (received := self._gate.receive()) is not None:
+        for source, _ in (events := self._poller.poll(timeout_ms)):
+            if source is not self._gate.socket:
+                self._on_death(source)
+            elif (received := self._gate.receive()) is not None:
                 self._on_message(*received)
                 heard = True
-            self._watch(events)
-        if (deadline := self._dispatcher.next_deadline()) is not None and time.monotonic() >= deadline:
-            self._act(self._dispatcher.ticked(time.monotonic()))
+        if not events:
+            self._look_for_dead()
+        deadline = self._dispatcher.next_deadline()
+        if deadline is not None and (now := time.monotonic()) >= deadline:
+            self._act(self._dispatcher.ticked(now))
         return heard
 
-    def _watch(self, events: Mapping[Any, int]) -> None:
-        for peer in self._peers.values():
-            fd = peer.worker.pidfd
-            if fd is not None and fd in events:
-                self._poller.unregister(fd)
-                self._lose(peer, peer.worker.last_words() or f"its process ended with code {peer.worker.ended()}")
+    def _on_death(self, pidfd: int) -> None:
+        self._poller.unregister(pidfd)
+        for peer in self._roster:
+            if peer.worker.pidfd == pidfd:
+                self._lose_dead(peer)
 
-    def _lose(self, peer: _Peer, reason: str) -> None:
-        self._act(self._dispatcher.lost(peer.report.name, reason))
+    def _look_for_dead(self) -> None:
+        """Where the system has no pidfd, the dead are found when nothing else happens."""
+        for peer in self._roster:
+            if peer.worker.pidfd is None and not peer.is_lost and peer.worker.has_ended():
+                self._lose_dead(peer)
+
+    def _lose_dead(self, peer: Peer) -> None:
+        self._gate.expel(peer.worker.public_key)
+        self._act(self._joining.lose(peer, peer.worker.obituary()))
 
     def _on_message(self, key: bytes, route: bytes, frames: list[Any]) -> None:
-        peer = self._peers.get(key)
+        peer = self._roster.of_key(key)
         if peer is None:
-            self.dropped += 1
+            self._roster.dropped += 1
             return
         try:
-            message, tensors = decode_to_backbone([f.buffer for f in frames])
+            message, tensors = decode_to_backbone(frames)
+        except VersionMismatch as error:
+            self._act(self._joining.refuse_version(peer, route, error))
         except ProtocolError as error:
-            self.dropped += 1
-            if peer.calls_route == route:
-                self._lose(peer, f"a message that cannot be read: {error}")
-            return
-        if isinstance(message, Rows) and route == peer.calls_route:
-            self._on_rows(peer, message, tensors[0])
-        elif isinstance(message, Hello):
-            self._on_hello(peer, route, message)
-        elif isinstance(message, Attach):
-            peer.weights_route = route
-        elif isinstance(message, Fetch) and route == peer.weights_route:
-            self._on_fetch(peer, route, message)
-        elif route == peer.calls_route:
-            self._on_word(peer, message)
+            self._roster.dropped += 1
+            if route == peer.calls_route:
+                self._act(self._joining.lose(peer, f"a message that cannot be read: {error}", is_trusted=False))
         else:
-            self.dropped += 1
-
-    def _on_rows(self, peer: _Peer, message: Rows, tensor: Tensor) -> None:
-        rows = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape)
-        is_finite = bool(np.isfinite(rows).all())
-        report = peer.report
-        actions = self._dispatcher.answered(report.name, message.seq, message.epoch, tensor.shape, is_finite=is_finite)
-        for action in actions:
-            if isinstance(action, Fill):
-                self._fill(peer, action, rows, message.compute_ns)
+            if isinstance(message, Rows) and route == peer.calls_route:
+                self._on_rows(peer, message, tensors[0])
             else:
-                self._act([action])
+                self._act(self._joining.on_message(peer, route, message))
 
-    def _fill(self, peer: _Peer, action: Fill, rows: F32, compute_ns: int) -> None:
-        call = action.call
-        held = self._open[call.ticket]
-        held.out[[p.row for p in call.pairs], [p.slot for p in call.pairs]] = rows
-        peer.report.calls += 1
-        peer.report.rows += len(rows)
-        peer.report.seconds += compute_ns / 1e9
-
-    def _on_hello(self, peer: _Peer, route: bytes, hello: Hello) -> None:
-        kind, ours = hello.numeric_class, self._model.backend.numeric_class
-        reason = _refusal(hello, ours)
-        if reason:
-            self._send(route, Refused(reason))
-            peer.report.failures.append(reason)
-            return
-        peer.calls_route = route
-        peer.report.backend, peer.report.device = hello.backend, hello.device
-        peer.report.numeric_class = class_text(kind)
-        self._send(route, Welcome(peer.report.name))
-
-    def _on_fetch(self, peer: _Peer, route: bytes, fetch: Fetch) -> None:
-        data = self._slices.read(peer.report.name, fetch)
-        if data is None:
-            self.dropped += 1
-            log.warning("worker %s asked for weights that it was not assigned", peer.report.name)
-            return
-        tensor = Tensor(DType.U8, (len(data),), data)
-        if not self._gate.send(route, encode(Chunk(fetch.sha256, fetch.offset), [tensor]), copy=False):
-            self._lose(peer, "it does not take the weights that it asks for")
-
-    def _on_word(self, peer: _Peer, message: Message) -> None:
-        if isinstance(message, Ready):
-            if message.epoch == self._epoch:
-                peer.to_load.discard(message.layer)
-                loaded = sum(not p.to_load for p in self._peers.values())
-                self._on_progress("workers ready", loaded, len(self._peers))
-        elif isinstance(message, Failed):
-            if message.seq == 0:
-                raise BackboneError(f"worker {peer.report.name} cannot load its experts: {message.reason}")
-            self._act(self._dispatcher.failed(peer.report.name, message.seq, message.reason))
-        elif isinstance(message, Goodbye):
-            self._lose(peer, f"it left: {message.reason}")
+    def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
+        rows = np.frombuffer(tensor.data, "<f4")
+        actions = self._dispatcher.answered(
+            peer.name, message.seq, message.epoch, tensor.shape, is_finite=_is_finite(rows)
+        )
+        if actions and isinstance(actions[0], Fill):
+            call = actions[0].call
+            self._open[call.ticket].batch.fill(call.experts, rows.reshape(tensor.shape))
+            peer.report.calls += 1
+            peer.report.rows += call.pairs
+            peer.report.seconds += message.compute_ns / 1e9
+        self._act(actions)
 
     # ---- actions
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self._send_call(action)
+                self._send_call(action.call)
             elif isinstance(action, ComputeLocally):
                 if action.ticket in self._open:
-                    self._open[action.ticket].todo.append(action)
-            elif isinstance(action, Lost):
-                self._forget(action)
-            elif isinstance(action, Dropped):
-                self.dropped += 1
+                    self._open[action.ticket].todo += action.experts
+                    self.local_calls += 1
+            elif isinstance(action, Complete):
+                self._open[action.ticket].is_complete = True
+            elif isinstance(action, ReportLost):
+                self._on_lost(action)
+            elif isinstance(action, ReportDropped):
+                self._roster.dropped += 1
                 log.debug("worker %s: dropped %s", action.worker, action.reason)
 
-    def _send_call(self, action: Send) -> None:
-        call = action.call
-        held, peer = self._open[call.ticket], self._peer(call.worker)
-        rows, pairs = _distinct_rows(call.pairs)
-        x = held.x if len(rows) == len(held.x) else held.x[rows]
-        x = np.ascontiguousarray(x)
-        tensors = [Tensor(DType.F32, x.shape, x.data), Tensor(DType.I32, pairs.shape, pairs.data)]
-        frames = encode(Run(call.seq, call.epoch, call.layer), tensors)
-        copy = x.nbytes < COPY_BELOW_BYTES
-        if peer.calls_route is None or not self._gate.send(peer.calls_route, frames, copy=copy):
-            self._lose(peer, "it takes no messages any more")
+    def _send_call(self, call: Call) -> None:
+        x, pairs = self._open[call.ticket].batch.request(call.experts)
+        tensors = [Tensor(DType.F32, x.shape, x), Tensor(DType.I32, pairs.shape, pairs)]
+        run = Run(call.seq, call.epoch, call.layer)
+        sent = self._joining.send(
+            self._roster.named(call.worker).calls_route, run, tensors, copy=x.nbytes < COPY_BELOW_BYTES
+        )
+        if sent is Sent.FULL:
+            log.warning("worker %s is stalled: it takes no more messages", call.worker)
+            self._act(self._dispatcher.unsent(call.seq))
+        elif sent is Sent.GONE:
+            self._act(self._dispatcher.lost(call.worker, "its connection is gone"))
 
     def _compute(self, ticket: int, held: _Open) -> None:
-        """Compute one action of a ticket's todo here."""
-        action = held.todo.pop()
-        by_expert: dict[int, list[Pair]] = {}
-        for pair in action.pairs:
-            by_expert.setdefault(pair.expert, []).append(pair)
-        for expert, pairs in by_expert.items():
-            rows = self._local.rows(action.layer, expert, held.x[[p.row for p in pairs]])
-            held.out[[p.row for p in pairs], [p.slot for p in pairs]] = rows
-        self.local_calls += 1
-        self._dispatcher.computed(ticket, len(action.pairs))
+        """Compute one expert of a ticket's todo here."""
+        expert = held.todo.popleft()
+        places = held.batch.places((expert,))
+        held.batch.fill_places(places, self._local.rows(held.layer, expert, held.batch.inputs(places)))
+        self._act(self._dispatcher.computed(ticket, 1))
 
-    def _forget(self, lost: Lost) -> None:
-        peer = self._peer(lost.worker)
-        peer.report.state = "lost"
-        peer.report.failures.append(lost.reason)
+    def _on_lost(self, lost: ReportLost) -> None:
+        peer = self._roster.named(lost.worker)
+        peer.fail(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls are computed here", lost.worker, lost.reason)
 
-    def _peer(self, name: str) -> _Peer:
-        return next(p for p in self._peers.values() if p.report.name == name)
 
-    def _send(self, route: bytes, message: Message) -> bool:
-        return self._gate.send(route, encode(message))
-
-
-def class_text(kind: ClassInfo) -> str:
-    """A numeric class in words, as tables and digests have it."""
-    return f"{kind.name}/{kind.activations}/{kind.accumulation}"
-
-
-def _refusal(hello: Hello, ours: NumericClass) -> str:
-    """Why a worker is not accepted; empty when it is."""
-    if hello.protocol != PROTOCOL_VERSION:
-        return (
-            f"it speaks protocol {hello.protocol} and the backbone {PROTOCOL_VERSION}; "
-            "install the same version of expertswarm on both"
-        )
-    if class_text(hello.numeric_class) != str(ours) or hello.numeric_class.wire != "f32":
-        return f"its numeric class is {class_text(hello.numeric_class)}, the backbone's {ours}: the bits would differ"
-    return ""
-
-
-def _distinct_rows(pairs: Sequence[Pair]) -> tuple[list[int], I32]:
-    """The batch rows that pairs need, ascending, and (index of the row, expert) for each pair, [pairs, 2] int32."""
-    rows = sorted({p.row for p in pairs})
-    at = {row: i for i, row in enumerate(rows)}
-    return rows, np.array([(at[p.row], p.expert) for p in pairs], np.int32)
+def _is_finite(rows: F32) -> bool:
+    # A sum of squares is finite only if all values are, and takes half the time; a large one may overflow.
+    return math.isfinite(np.dot(rows, rows)) or bool(np.isfinite(rows).all())

@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
+from kernels.formats import GGMLType
 from protocol.messages import Fetch, Slice
 
-from .model import Model
+
+class ExpertStore(Protocol):
+    """Whoever has all experts' bytes: the bound model."""
+
+    @property
+    def path(self) -> Path:
+        """The model file, for workers that may map it themselves."""
+
+    @property
+    def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
+        """For each layer with experts: part (gate, up, down, biases) to the tensor's name."""
+
+    def expert_count(self, layer: int) -> int:
+        """Experts of a layer."""
+
+    def expert_width(self, layer: int) -> int:
+        """Values in an expert's output row."""
+
+    def activation(self, layer: int) -> str:
+        """The word of a layer's experts."""
+
+    def slice_data(self, tensor: str, expert: int) -> memoryview:
+        """One expert's bytes of a tensor."""
+
+    def slice_shape(self, tensor: str) -> tuple[int, int]:
+        """Rows and columns of one expert's part of a tensor; a bias is one row."""
+
+    def slice_type(self, tensor: str) -> GGMLType:
+        """The quant type of a tensor."""
 
 
 @dataclass(slots=True)
@@ -19,27 +49,33 @@ class SliceServer:
     With `share_path` the workers map the model file themselves: nothing is hashed and nothing served.
     """
 
-    model: Model
+    store: ExpertStore
     share_path: bool
+    _hashes: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _data: dict[bytes, memoryview] = field(default_factory=dict)
     _granted: dict[str, set[bytes]] = field(default_factory=dict)
 
-    def grant(self, worker: str, layer: int, experts: tuple[int, ...]) -> tuple[Slice, ...]:
+    def grant(self, worker: str, layer: int, experts: Sequence[int]) -> tuple[Slice, ...]:
         """The slices of some experts of a layer, which the worker may fetch from now on."""
-        names = self.model.expert_tensors[layer]
+        names = self.store.expert_tensors[layer]
         return tuple(self._slice(worker, part, names[part], expert) for expert in experts for part in names)
 
     def _slice(self, worker: str, part: str, tensor: str, expert: int) -> Slice:
-        data = self.model.slice_data(tensor, expert)
-        sha256 = b""
-        if not self.share_path:
-            sha256 = hashlib.sha256(data).digest()
-            self._data[sha256] = data
+        sha256 = b"" if self.share_path else self._hash(tensor, expert)
+        if sha256:
             self._granted.setdefault(worker, set()).add(sha256)
-        rows, cols = self.model.slice_shape(tensor)
-        return Slice(expert, part, tensor, int(self.model.gguf.tensors[tensor].type), rows, cols, sha256)
+        rows, cols = self.store.slice_shape(tensor)
+        return Slice(expert, part, tensor, int(self.store.slice_type(tensor)), rows, cols, sha256)
 
-    def read(self, worker: str, fetch: Fetch) -> Any | None:
+    def _hash(self, tensor: str, expert: int) -> bytes:
+        known = self._hashes.get((tensor, expert))
+        if known is None:
+            data = self.store.slice_data(tensor, expert)
+            known = self._hashes[tensor, expert] = hashlib.sha256(data).digest()
+            self._data[known] = data
+        return known
+
+    def read(self, worker: str, fetch: Fetch) -> memoryview | None:
         """The bytes that a worker asks for; None when it was not granted them or they do not exist."""
         if fetch.sha256 not in self._granted.get(worker, ()):
             return None
@@ -49,11 +85,9 @@ class SliceServer:
         return data[fetch.offset : fetch.offset + fetch.length]
 
 
-def expert_bytes(model: Model) -> Mapping[int, list[int]]:
-    """Layer to the bytes of each of its experts, for placement."""
+def expert_bytes(store: ExpertStore) -> Mapping[int, list[int]]:
+    """Layer to the bytes of each of its experts, for placement. A layer's experts are all of one size."""
     return {
-        layer: [
-            sum(len(model.slice_data(tensor, e)) for tensor in names.values()) for e in range(model.expert_count(layer))
-        ]
-        for layer, names in model.expert_tensors.items()
+        layer: [sum(len(store.slice_data(tensor, 0)) for tensor in names.values())] * store.expert_count(layer)
+        for layer, names in store.expert_tensors.items()
     }

@@ -10,17 +10,38 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import msgpack
 
-from .errors import ProtocolError
-from .messages import MAX_PAIRS, Attach, Chunk, Fetch, Message, Rows, Run, ToBackbone, ToWorker
-from .schema import from_wire, to_wire
+from . import PROTOCOL_VERSION
+from .errors import ProtocolError, VersionMismatch
+from .messages import (
+    CHUNK_BYTES,
+    MAX_PAIRS,
+    MAX_ROWS,
+    MAX_WIDTH,
+    Attach,
+    Chunk,
+    Hello,
+    Message,
+    Rows,
+    Run,
+    ToBackbone,
+    ToWorker,
+)
+from .schema import from_wire, one_line, to_wire
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAME_BYTES = 1 << 28
-MAX_DIMS = 2
+#: What MessagePack may build of a header; nothing legal comes near.
+_LIMITS: Mapping[str, Any] = {
+    "max_str_len": 4096,
+    "max_bin_len": 4096,
+    "max_array_len": 1 << 15,
+    "max_map_len": 32,
+    "max_ext_len": 0,
+}
 
 
 class DType(Enum):
@@ -45,19 +66,23 @@ class Tensor:
     data: Any
 
 
-#: The tensors that each message carries: dtype and number of dimensions. Others carry none.
-TENSORS: Mapping[type[Any], tuple[tuple[DType, int], ...]] = {
-    Run: ((DType.F32, 2), (DType.I32, 2)),
-    Rows: ((DType.F32, 2),),
-    Chunk: ((DType.U8, 1),),
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a tensor of a message has to be: for each dimension its least and its greatest extent."""
+
+    dtype: DType
+    extents: tuple[tuple[int, int], ...]
+
+
+#: The tensors that each message carries. Others carry none.
+_TENSORS: Mapping[type[Any], tuple[_Rule, ...]] = {
+    Run: (_Rule(DType.F32, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule(DType.I32, ((1, MAX_PAIRS), (2, 2)))),
+    Rows: (_Rule(DType.F32, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
+    Chunk: (_Rule(DType.U8, ((1, CHUNK_BYTES),)),),
 }
-_DTYPES = {dtype.value: dtype for dtype in DType}
 _TO_BACKBONE: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToBackbone)}
 _TO_WORKER: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToWorker)}
-#: What may come over the connection for weights.
-OF_WEIGHTS = (Attach, Fetch)
-
-M = TypeVar("M", bound=Message)
+_KEYS = {"kind", "fields", "tensors"}
 
 
 def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[Any]:
@@ -67,7 +92,7 @@ def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[Any]:
         "fields": to_wire(message),
         "tensors": [[t.dtype.value, list(t.shape)] for t in tensors],
     }
-    return [msgpack.packb(header), *(t.data for t in tensors)]
+    return [msgpack.packb(header), *[t.data for t in tensors]]
 
 
 def decode_to_backbone(frames: Sequence[Any]) -> tuple[ToBackbone, tuple[Tensor, ...]]:
@@ -81,44 +106,58 @@ def decode_to_worker(frames: Sequence[Any]) -> tuple[ToWorker, tuple[Tensor, ...
 
 
 def _decode(frames: Sequence[Any], kinds: Mapping[str, type[Any]]) -> tuple[Any, tuple[Tensor, ...]]:
+    header = _header(frames)
+    kind = kinds.get(header["kind"]) if type(header["kind"]) is str else None
+    if kind is None:
+        raise ProtocolError(f"unknown message {one_line(header['kind'], 64)!r}")
+    if kind is Hello or kind is Attach:
+        _check_version(header["fields"])
+    message = from_wire(kind, header["fields"])
+    return message, _tensors(kind, header["tensors"], frames)
+
+
+def _header(frames: Sequence[Any]) -> dict[str, Any]:
     if not frames:
         raise ProtocolError("a message without frames")
     head = memoryview(frames[0])
     if head.nbytes > MAX_HEADER_BYTES:
         raise ProtocolError(f"a header of {head.nbytes} bytes; at most {MAX_HEADER_BYTES} are allowed")
     try:
-        header = msgpack.unpackb(head, strict_map_key=True, max_ext_len=0)
+        header = msgpack.unpackb(head, strict_map_key=True, **_LIMITS)
     except Exception as error:  # msgpack raises ValueError, its own errors and RecursionError alike
-        raise ProtocolError(f"a header that is no MessagePack: {str(error)[:100]}") from None
-    if not isinstance(header, dict) or header.keys() != {"kind", "fields", "tensors"}:
+        raise ProtocolError(f"a header that is no MessagePack: {one_line(error, 100)}") from None
+    if type(header) is not dict or header.keys() != _KEYS:
         raise ProtocolError("a header without exactly kind, fields and tensors")
-    kind = kinds.get(header["kind"]) if isinstance(header["kind"], str) else None
-    if kind is None:
-        raise ProtocolError(f"unknown message {str(header['kind'])[:64]!r}")
-    message = from_wire(kind, header["fields"])
-    return message, _tensors(kind, header["tensors"], frames[1:])
+    return header
+
+
+def _check_version(fields: Any) -> None:
+    """Versions are compared before anything else: another version's greeting may have other fields."""
+    theirs = fields.get("protocol") if type(fields) is dict else None
+    if type(theirs) is int and theirs != PROTOCOL_VERSION:
+        raise VersionMismatch(theirs)
 
 
 def _tensors(kind: type[Any], specs: Any, frames: Sequence[Any]) -> tuple[Tensor, ...]:
-    wanted = TENSORS.get(kind, ())
-    if not isinstance(specs, list) or len(specs) != len(wanted) or len(frames) != len(wanted):
-        raise ProtocolError(f"{kind.__name__} carries {len(wanted)} tensors; {len(frames)} frames came")
-    return tuple(_tensor(kind, *each) for each in zip(wanted, specs, frames, strict=True))
+    rules = _TENSORS.get(kind, ())
+    if type(specs) is not list or len(specs) != len(rules) or len(frames) != len(rules) + 1:
+        raise ProtocolError(f"{kind.__name__} carries {len(rules)} tensors; {len(frames) - 1} frames came")
+    return tuple([_tensor(kind, *each) for each in zip(rules, specs, frames[1:], strict=True)])
 
 
-def _tensor(kind: type[Any], wanted: tuple[DType, int], spec: Any, frame: Any) -> Tensor:
-    if not isinstance(spec, list) or len(spec) != 2 or not isinstance(spec[0], str) or not isinstance(spec[1], list):
+def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
+    if type(spec) is not list or len(spec) != 2 or type(spec[1]) is not list:
         raise ProtocolError(f"{kind.__name__}: a tensor is described by its dtype and its shape")
-    dtype, shape = _DTYPES.get(spec[0]), spec[1]
-    if dtype is not wanted[0] or len(shape) != wanted[1]:
-        raise ProtocolError(
-            f"{kind.__name__}: a tensor of {spec[0][:16]!r} with {len(shape)} dimensions is not allowed"
-        )
-    if any(type(extent) is not int or not 1 <= extent <= MAX_FRAME_BYTES for extent in shape):
-        raise ProtocolError(f"{kind.__name__}: a tensor's extents are whole numbers from 1 to {MAX_FRAME_BYTES}")
-    size, view = math.prod(shape) * dtype.nbytes, memoryview(frame)
-    if size > MAX_FRAME_BYTES or shape[0] > max(MAX_PAIRS, MAX_FRAME_BYTES if dtype is DType.U8 else 0):
-        raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes is larger than allowed")
+    dtype, shape = spec
+    if dtype != rule.dtype.value or len(shape) != len(rule.extents):
+        named = f"{one_line(dtype, 16)!r} with {len(shape)} dimensions"
+        raise ProtocolError(f"{kind.__name__}: a tensor of {named} is not allowed")
+    for extent, (least, most) in zip(shape, rule.extents, strict=True):
+        if type(extent) is not int or not least <= extent <= most:
+            raise ProtocolError(f"{kind.__name__}: an extent of {one_line(extent, 32)}, not from {least} to {most}")
+    size, view = math.prod(shape) * rule.dtype.nbytes, memoryview(frame)
+    if size > MAX_FRAME_BYTES:
+        raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
     if view.nbytes != size:
         raise ProtocolError(f"{kind.__name__}: a frame of {view.nbytes} bytes for a tensor of {size}")
-    return Tensor(dtype, tuple(shape), view)
+    return Tensor(rule.dtype, tuple(shape), view)

@@ -1,9 +1,14 @@
-"""Every message there is: a closed set for each direction. None carries a router's matrix or its scores."""
+"""Every message there is: a closed set for each direction. None carries a router's matrix or its scores.
+
+A life: Hello, Welcome, Assign, (Fetch, Chunk)*, Ready, (Run, Rows | Failed)*, Drain, Goodbye. The connection for
+weights starts with Attach and carries only Fetch and Chunk.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .capabilities import ClassInfo
 from .schema import bounded, exactly
 
 MAX_LAYER = 4096
@@ -11,19 +16,10 @@ MAX_EXPERT = 1 << 16
 MAX_WIDTH = 1 << 20
 MAX_ROWS = 1 << 14
 MAX_PAIRS = 1 << 17
+MAX_SLICE_BYTES = 1 << 40
 CHUNK_BYTES = 256 * 1024
 CHUNKS_IN_FLIGHT = 4  #: asked for by a worker at once, so that weights never stand in front of a token
 SHA_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ClassInfo:
-    """A numeric class: everything that can change a bit of an expert row."""
-
-    name: str
-    accumulation: str
-    activations: str
-    wire: str  #: dtype of rows on the wire
 
 
 # ---- worker to backbone
@@ -31,19 +27,21 @@ class ClassInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of the connection for calls: what the worker is."""
+    """First message of the connection for calls, after each handshake: what the worker is."""
 
     protocol: int
     build: str
     backend: str
     device: str
     numeric_class: ClassInfo
-    memory_bytes: int  #: what the worker may hold; 0 where it sets no bound
+    wire_dtypes: tuple[str, ...] = bounded(8)
+    memory_bytes: int = bounded((1 << 63) - 1)  #: what it may hold of experts; 0 where it sets no bound
+    cached: tuple[bytes, ...] = bounded(1 << 14)  #: sha256 of slices that it holds already
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First message of the connection for weights, of a key that has said Hello on the other."""
+    """First message of the connection for weights, of a key that says Hello on the other."""
 
     protocol: int
 
@@ -53,7 +51,7 @@ class Fetch:
     """Asks for a part of a slice."""
 
     sha256: bytes = exactly(SHA_BYTES)
-    offset: int = bounded((1 << 50) - 1)
+    offset: int = bounded(MAX_SLICE_BYTES)
     length: int = bounded(CHUNK_BYTES)
 
 
@@ -127,7 +125,7 @@ class Assign:
     epoch: int
     layer: int = bounded(MAX_LAYER)
     activation: str = bounded(32)
-    slices: tuple[Slice, ...] = bounded(MAX_EXPERT * 6)
+    slices: tuple[Slice, ...] = bounded(1 << 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ class Chunk:
     """A part of a slice. Tensor: bytes [length] uint8."""
 
     sha256: bytes = exactly(SHA_BYTES)
-    offset: int = bounded((1 << 50) - 1)
+    offset: int = bounded(MAX_SLICE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,7 @@ from kernels.registry import make_backend
 
 from .errors import WorkerError
 from .runtime import Runtime
-from .session import Session, read_session
+from .session import Session, end_with, read_session
 
 
 def build_name() -> str:
@@ -26,8 +26,8 @@ def build_name() -> str:
 
 
 def serve(session: Session, backend: Backend) -> None:
-    """Connect and serve until the end."""
-    runtime = Runtime(session, backend, build=build_name(), stdin=sys.stdin.fileno())
+    """Connect and serve until the backbone lets go."""
+    runtime = Runtime(session, backend, build=build_name())
     try:
         runtime.run()
     finally:
@@ -35,9 +35,8 @@ def serve(session: Session, backend: Backend) -> None:
 
 
 def _local(_: argparse.Namespace) -> int:
-    # Ctrl-C in a terminal reaches the whole group; the backbone ends its workers itself, by closing our input.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    session = read_session(sys.stdin.readline())
+    session = read_session(sys.stdin)
+    end_with(sys.stdin)
     serve(session, make_backend(session.backend))
     return 0
 
@@ -50,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     local = commands.add_parser("local", help="serve the backbone that started this process (it writes to our input)")
     local.set_defaults(func=_local)
     args = parser.parse_args(argv)
+    logging.basicConfig(format="worker: %(levelname)s: %(message)s")
     try:
         code: int = args.func(args)
     except (WorkerError, KernelError) as error:

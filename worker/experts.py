@@ -1,10 +1,11 @@
-"""The experts that a worker holds, within its memory budget: from the wire, or from its own copy of the model file."""
+"""The experts that a worker holds: bytes from the wire, or views of its own copy of the model file. Decides nothing."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,94 +27,92 @@ BIASES = ("gate_bias", "up_bias", "down_bias")
 
 def slice_bytes(piece: Slice) -> int:
     """Bytes of a slice. WorkerError for a type or shape that cannot be."""
+    where = f"{piece.tensor}, expert {piece.expert}"
+    if piece.part not in (*PARTS, *BIASES) or not piece.rows or not piece.cols:
+        raise WorkerError(f"{where}: {piece.part!r} of {piece.rows} x {piece.cols} is no part of an expert")
     try:
-        size = piece.rows * row_bytes(GGMLType(piece.type_id), piece.cols)
+        return piece.rows * row_bytes(GGMLType(piece.type_id), piece.cols)
     except ValueError as error:
-        raise WorkerError(f"{piece.tensor}, expert {piece.expert}: {error}") from None
-    if not size or piece.part not in (*PARTS, *BIASES):
-        raise WorkerError(f"{piece.tensor}, expert {piece.expert}: {piece.part!r} of {piece.rows} x {piece.cols}")
-    return size
+        raise WorkerError(f"{where}: {error}") from None
 
 
 @dataclass(slots=True)
-class Holding:
-    """A layer's experts of one assignment."""
+class _Arriving:
+    """A slice on its way: its first `done` bytes are here and hashed."""
 
-    epoch: int
-    experts: dict[int, ExpertWeights] = field(default_factory=dict)
+    data: U8
+    done: int = 0
+    sha256: Any = field(default_factory=hashlib.sha256)
 
 
 class ExpertStore:
-    """Experts by layer. Slices of the wire are kept by their sha256 until their layer is put together."""
+    """Experts by layer, and slices by sha256, each kept once however many experts have it."""
 
-    def __init__(self, *, memory_bytes: int, file: GGUFFile | None) -> None:
-        self._memory_bytes, self._file = memory_bytes, file
-        self._layers: dict[int, Holding] = {}
-        self._pending: dict[bytes, U8] = {}
-        self._got: dict[bytes, int] = {}
+    def __init__(self, file: GGUFFile | None = None) -> None:
+        self._file = file
+        self._layers: dict[int, Mapping[int, ExpertWeights]] = {}
+        self._slices: dict[bytes, U8] = {}
+        self._arriving: dict[bytes, _Arriving] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all experts held."""
-        return sum(e.nbytes for holding in self._layers.values() for e in holding.experts.values())
+        """Bytes of all slices that came over the wire and are kept."""
+        return sum(len(data) for data in self._slices.values()) + sum(len(a.data) for a in self._arriving.values())
 
-    def missing(self, assign: Assign) -> dict[bytes, int]:
-        """Slices to fetch for an assignment, sha256 to bytes. WorkerError when it does not fit, with numbers."""
-        sizes = [slice_bytes(piece) for piece in assign.slices]
-        others = sum(e.nbytes for layer, h in self._layers.items() if layer != assign.layer for e in h.experts.values())
-        if self._memory_bytes and others + sum(sizes) > self._memory_bytes:
-            raise WorkerError(
-                f"layer {assign.layer} needs {sum(sizes)} bytes beside {others} held; the limit is {self._memory_bytes}"
-            )
-        if assign.activation not in ACTIVATIONS:
-            raise WorkerError(f"activation {assign.activation!r} is not known here; known are {', '.join(ACTIVATIONS)}")
-        if self._file is not None:
-            return {}
-        for piece in assign.slices:
-            if not piece.sha256:
-                raise WorkerError(f"{piece.tensor}, expert {piece.expert}: no sha256, and no model file here")
-        return {piece.sha256: size for piece, size in zip(assign.slices, sizes, strict=True)}
+    def keep(self, slices: Collection[bytes], without: int) -> None:
+        """Let go of a layer's experts and of all slices but these."""
+        self._layers.pop(without, None)
+        self._slices = {sha256: data for sha256, data in self._slices.items() if sha256 in slices}
+        self._arriving = {sha256: arriving for sha256, arriving in self._arriving.items() if sha256 in slices}
 
-    def add_chunk(self, sha256: bytes, size: int, offset: int, data: U8) -> bool:
-        """Put a chunk of a slice in its place; whether the slice is whole. WorkerError when its sha256 is another."""
-        buffer = self._pending.setdefault(sha256, np.empty(size, np.uint8))
-        if offset + len(data) > size:
-            raise WorkerError(f"a chunk of {len(data)} bytes at {offset} of a slice of {size}")
-        buffer[offset : offset + len(data)] = data
-        self._got[sha256] = self._got.get(sha256, 0) + len(data)
-        if self._got[sha256] < size:
+    def add_chunk(self, sha256: bytes, size: int, offset: int, data: U8) -> bool | None:
+        """Put a chunk behind the bytes that are here of a slice. None: more to come; else whether its sha256 is right.
+
+        WorkerError when it is not the next one, or there is no memory for the slice.
+        """
+        try:
+            arriving = self._arriving.get(sha256) or _Arriving(np.empty(size, np.uint8))
+        except MemoryError:
+            raise WorkerError(f"no memory for a slice of {size} bytes; give this worker less with --memory") from None
+        if offset != arriving.done or offset + len(data) > size:
+            raise WorkerError(f"a chunk of {len(data)} bytes at {offset}; {arriving.done} of {size} are here")
+        self._arriving[sha256] = arriving
+        arriving.data[offset : offset + len(data)] = data
+        arriving.sha256.update(data)
+        arriving.done += len(data)
+        if arriving.done < size:
+            return None
+        del self._arriving[sha256]
+        if arriving.sha256.digest() != sha256:
             return False
-        if hashlib.sha256(buffer.data).digest() != sha256:
-            self.drop(sha256)
-            raise WorkerError(f"slice {sha256.hex()[:12]} arrived with another sha256")
-        buffer.flags.writeable = False
+        arriving.data.flags.writeable = False
+        self._slices[sha256] = arriving.data
         return True
 
-    def drop(self, sha256: bytes) -> None:
-        """Forget a slice that is not whole or not right."""
-        self._pending.pop(sha256, None)
-        self._got.pop(sha256, None)
-
-    def complete(self, assign: Assign) -> None:
-        """Put a layer together of slices that are all here."""
+    def load(self, assign: Assign) -> None:
+        """Put a layer's experts together of slices that are here. WorkerError when they do not make experts."""
         by_expert: dict[int, dict[str, Slice]] = {}
         for piece in assign.slices:
             by_expert.setdefault(piece.expert, {})[piece.part] = piece
-        experts = {i: self._expert(i, pieces, assign.activation) for i, pieces in by_expert.items()}
-        self._layers[assign.layer] = Holding(assign.epoch, experts)
-        for piece in assign.slices:
-            self.drop(piece.sha256)
+        if assign.activation not in ACTIVATIONS:
+            raise WorkerError(f"activation {assign.activation!r} is not known here; known are {', '.join(ACTIVATIONS)}")
+        try:
+            experts = {i: self._expert(pieces, assign.activation) for i, pieces in by_expert.items()}
+        except (ValueError, GGUFError) as error:
+            raise WorkerError(f"layer {assign.layer}: {error}") from None
+        self._layers[assign.layer] = experts
 
-    def _expert(self, index: int, pieces: Mapping[str, Slice], activation: str) -> ExpertWeights:
+    def _expert(self, pieces: Mapping[str, Slice], activation: str) -> ExpertWeights:
         if any(part not in pieces for part in PARTS):
-            raise WorkerError(f"expert {index} comes without one of {', '.join(PARTS)}")
+            raise ValueError(f"an expert without one of {', '.join(PARTS)}")
         gate, up, down = (self._matrix(pieces[part]) for part in PARTS)
         if (gate.rows, gate.cols) != (up.rows, up.cols) or down.cols != gate.rows:
-            raise WorkerError(f"expert {index}: gate, up and down do not fit together")
+            shapes = ", ".join(f"{m.rows} x {m.cols}" for m in (gate, up, down))
+            raise ValueError(f"expert {pieces['gate'].expert}: gate, up and down do not fit together: {shapes}")
         biases = {part: self._matrix(pieces[part]).vector() for part in BIASES if part in pieces}
         for part, bias in biases.items():
-            if len(bias) != (down.rows if part == "down_bias" else gate.rows):
-                raise WorkerError(f"expert {index}: {part} has {len(bias)} values")
+            if len(bias) != (wanted := down.rows if part == "down_bias" else gate.rows):
+                raise ValueError(f"expert {pieces[part].expert}: {part} has {len(bias)} values, not {wanted}")
         return ExpertWeights(gate=gate, up=up, down=down, activation=activation, **biases)
 
     def _matrix(self, piece: Slice) -> Matrix:
@@ -121,20 +120,15 @@ class ExpertStore:
 
     def _bytes(self, piece: Slice) -> U8:
         if self._file is None:
-            return self._pending[piece.sha256]
+            return self._slices[piece.sha256]
         info = self._file.tensors.get(piece.tensor)
         if info is None or int(info.type) != piece.type_id:
-            raise GGUFError(f"{self._file.path}: no tensor {piece.tensor} of type {piece.type_id}")
+            raise ValueError(f"{self._file.path}: no tensor {piece.tensor} of type {piece.type_id}")
         data, size = self._file.data(piece.tensor), slice_bytes(piece)
         if (piece.expert + 1) * size > len(data):
-            raise GGUFError(f"{self._file.path}: {piece.tensor} has no expert {piece.expert} of {size} bytes")
+            raise ValueError(f"{self._file.path}: {piece.tensor} has no expert {piece.expert} of {size} bytes")
         return data[piece.expert * size : (piece.expert + 1) * size]
 
-    def find(self, epoch: int, layer: int) -> Mapping[int, ExpertWeights]:
-        """A layer's experts. WorkerError when they are not here or of another epoch."""
-        holding = self._layers.get(layer)
-        if holding is None:
-            raise WorkerError(f"no experts of layer {layer} here")
-        if holding.epoch != epoch:
-            raise WorkerError(f"layer {layer} is of epoch {holding.epoch} here, asked for is epoch {epoch}")
-        return holding.experts
+    def experts(self, layer: int) -> Mapping[int, ExpertWeights]:
+        """A layer's experts, by id."""
+        return self._layers[layer]

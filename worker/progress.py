@@ -1,25 +1,25 @@
-"""How far the weights have come: a bar on a terminal, a line now and then elsewhere."""
+"""How far the weights have come: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 from typing import TextIO
 
 WIDTH = 30
+LINES = 4  #: where there is no terminal
 
 
-class Progress:
+class ProgressBar:
     """Shows bytes done of bytes in all on a stream."""
 
-    def __init__(self, stream: TextIO, label: str) -> None:
-        self._stream, self._label = stream, label
+    def __init__(self, stream: TextIO, label: str, *, is_quiet: bool = False) -> None:
+        self._stream, self._label, self._is_quiet = stream, label, is_quiet
         self._is_terminal = stream.isatty()
-        self._shown = -1
+        self._shown: tuple[int, int] | None = None
 
     def show(self, done: int, total: int) -> None:
         """Show a state; only as often as a person would notice."""
-        percent = 100 * done // max(total, 1)
-        step = percent if self._is_terminal else percent // 25
-        if step == self._shown:
+        step = (done * (100 if self._is_terminal else LINES) // max(total, 1), total)
+        if self._is_quiet or step == self._shown:
             return
         self._shown = step
         megabytes = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"

@@ -1,10 +1,11 @@
-"""The worker's sockets and its loop: one connection for calls, one for weights, and standard input, whose end is ours.
+"""The worker's loop: sockets, store and backend around the state machine, which decides.
 
 Calls come first: a chunk of weights is looked at only when no call waits.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -12,215 +13,162 @@ from typing import Any
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from kernels.errors import KernelError
 from kernels.gguf import open_gguf
 from kernels.interface import Backend
 from protocol import PROTOCOL_VERSION
+from protocol.capabilities import WIRE_DTYPES, ClassInfo
 from protocol.errors import ProtocolError
-from protocol.frames import DType, Tensor, decode_to_worker, encode
-from protocol.messages import (
-    CHUNK_BYTES,
-    Assign,
-    Attach,
-    Chunk,
-    ClassInfo,
-    Drain,
-    Failed,
-    Goodbye,
-    Hello,
-    Message,
-    Refused,
-    Rows,
-    Run,
-    Welcome,
-)
+from protocol.frames import DType, Tensor, decode_to_worker
+from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
+from protocol.schema import one_line
 
+from . import state as does
+from .compute import pair_rows
+from .connection import Connection
 from .errors import WorkerError
-from .experts import ExpertStore
-from .progress import Progress
+from .experts import ExpertStore, slice_bytes
+from .progress import ProgressBar
 from .session import Session
-from .state import Action, Complete, End, Phase, SendFetch, WorkerState
-from .state import Progress as ProgressMade
+from .state import Action, Phase, WorkerState
 
-WELCOME_TIMEOUT_S = 60.0
-COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
-_HANDSHAKE_FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+log = logging.getLogger(__name__)
 
-
-def _dealer(context: zmq.Context[zmq.Socket[bytes]], session: Session) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    socket.curve_serverkey = session.server_key.encode()
-    socket.curve_publickey = session.public_key.encode()
-    socket.curve_secretkey = session.secret_key.encode()
-    socket.linger = 0
-    socket.maxmsgsize = 1 << 28
-    socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = 1000, 5000, 5000
-    socket.handshake_ivl = 10_000
-    socket.connect(session.endpoint)
-    return socket
+TICK_MS = 1000
 
 
 class Runtime:
     """One worker's life, from connecting to leaving."""
 
-    def __init__(self, session: Session, backend: Backend, *, build: str, stdin: int) -> None:
-        self._backend, self._build, self._stdin = backend, build, stdin
+    def __init__(self, session: Session, backend: Backend, *, build: str) -> None:
+        self._backend, self._build = backend, build
         path = session.model_path
-        self._store = ExpertStore(memory_bytes=session.memory_bytes, file=open_gguf(path) if path else None)
-        self._memory_bytes = session.memory_bytes
-        self._state = WorkerState()
-        self._progress = Progress(sys.stderr, "experts")
+        self._file = open_gguf(path) if path else None
+        self._store = ExpertStore(self._file)
+        self._state = WorkerState(memory_bytes=session.memory_bytes, has_file=path is not None)
+        self._progress = ProgressBar(sys.stderr, "experts", is_quiet=session.quiet)
+        self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._calls = _dealer(self._context, session)
-        self._weights = _dealer(self._context, session)
-        self._monitor = self._calls.get_monitor_socket(_HANDSHAKE_FAILURES)
+        self._calls, self._weights = Connection(self._context, session), Connection(self._context, session)
 
     def close(self) -> None:
-        """Close every socket."""
-        self._calls.disable_monitor()
-        self._context.destroy(linger=200)
+        """Close every socket and the file."""
+        self._calls.close()
+        self._weights.close()
+        self._context.term()
+        if self._file is not None:
+            self._file.close()
 
     def run(self) -> None:
-        """Serve until the backbone lets go or is gone. WorkerError when it refuses or cannot be reached."""
-        self._send(self._calls, self._hello())
-        self._send(self._weights, Attach(PROTOCOL_VERSION))
+        """Serve until the backbone lets go. WorkerError when it refuses or cannot be reached."""
+        calls, weights = self._calls, self._weights
         poller = zmq.Poller()
-        for source in (self._calls, self._weights, self._monitor, self._stdin):
+        for source in (calls.socket, weights.socket, calls.monitor, weights.monitor):
             poller.register(source, zmq.POLLIN)
-        give_up = time.monotonic() + WELCOME_TIMEOUT_S
         while self._state.phase is not Phase.ENDED:
-            events = dict(poller.poll(1000))
-            if self._stdin in events:
-                return  # the backbone is gone; nobody is left to tell
-            if self._monitor in events:
-                self._handshake_failed()
-            if self._calls in events:
-                self._drain_calls()
-            elif self._weights in events:
-                self._on_weights(self._weights.recv_multipart(copy=False))
-            if self._state.phase is Phase.CONNECTING and time.monotonic() > give_up:
-                raise WorkerError(f"no answer from the backbone within {WELCOME_TIMEOUT_S:g} s")
+            events = dict(poller.poll(TICK_MS))
+            if calls.socket in events:
+                self._hear(calls.receive())
+            elif weights.socket in events:
+                self._hear(weights.receive())
+            if calls.monitor in events and calls.is_up():
+                self._act(self._state.calls_connected())
+            if weights.monitor in events and weights.is_up():
+                self._act(self._state.weights_connected())
+            if self._state.phase is Phase.CONNECTING:
+                self._act(self._state.ticked(time.monotonic()))
 
-    def _hello(self) -> Hello:
-        numeric = self._backend.numeric_class
-        kind = ClassInfo(numeric.name, numeric.accumulation, numeric.activations, "f32")
-        backend = self._backend
-        return Hello(PROTOCOL_VERSION, self._build, backend.name, backend.device, kind, self._memory_bytes)
+    # ---- messages
 
-    def _handshake_failed(self) -> None:
-        event = recv_monitor_message(self._monitor)["event"]
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise WorkerError("the backbone does not know this worker's key; it is not of this run")
-        raise WorkerError("no CURVE handshake with the backbone: another program answers there")
-
-    @staticmethod
-    def _send(socket: zmq.Socket[bytes], message: Message, tensors: Sequence[Tensor] = ()) -> None:
-        frames = encode(message, tensors)
-        copy = sum(len(memoryview(f).cast("B")) for f in frames[1:]) < COPY_BELOW_BYTES
-        socket.send_multipart(frames, copy=copy)
-
-    def _drain_calls(self) -> None:
-        while self._state.phase is not Phase.ENDED:
-            try:
-                frames = self._calls.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._on_call(frames)
-
-    def _on_call(self, frames: list[Any]) -> None:
+    def _hear(self, frames: Sequence[Any]) -> None:
         try:
-            message, tensors = decode_to_worker([f.buffer for f in frames])
+            message, self._tensors = decode_to_worker(frames)
         except ProtocolError as error:
-            print(f"refused a message of the backbone's: {error}", file=sys.stderr, flush=True)
+            log.warning("refused a message of the backbone's: %s", error)
             return
         if isinstance(message, Run):
-            self._compute(message, *tensors)
+            self._act(self._state.asked(message))
+        elif isinstance(message, Chunk):
+            self._act(self._state.chunk_came(message.sha256, message.offset, self._tensors[0].shape[0]))
         elif isinstance(message, Assign):
-            self._assign(message)
+            self._on_assign(message)
         elif isinstance(message, Welcome):
             self._act(self._state.welcomed(message))
         elif isinstance(message, Refused):
             self._act(self._state.refused(message))
         elif isinstance(message, Drain):
-            self._send(self._calls, Goodbye("drained"))
-            self._act(self._state.drained())
+            self._act(self._state.drained(message))
 
-    def _compute(self, run: Run, x: Tensor, pairs: Tensor) -> None:
+    def _on_assign(self, assign: Assign) -> None:
         try:
-            rows, seconds = self._rows(run, x, pairs)
+            sizes = [slice_bytes(piece) for piece in assign.slices]
         except WorkerError as error:
-            self._send(self._calls, Failed(run.seq, run.epoch, str(error)))
-            return
-        tensor = Tensor(DType.F32, rows.shape, rows.data)
-        self._send(self._calls, Rows(run.seq, run.epoch, int(seconds * 1e9)), [tensor])
-
-    def _rows(self, run: Run, x: Tensor, pairs: Tensor) -> tuple[Any, float]:
-        """The unweighted rows [pairs, width] float32, and the seconds they took."""
-        started = time.perf_counter()
-        experts = self._store.find(run.epoch, run.layer)
-        inputs = np.frombuffer(x.data, "<f4").reshape(x.shape)
-        listed = np.frombuffer(pairs.data, "<i4").reshape(pairs.shape)
-        if listed.shape[1] != 2 or listed[:, 0].min() < 0 or listed[:, 0].max() >= len(inputs):
-            raise WorkerError(f"pairs {listed.shape} do not fit {len(inputs)} rows")
-        out = None
-        for expert in np.unique(listed[:, 1]).tolist():
-            weights = experts.get(expert)
-            if weights is None:
-                raise WorkerError(f"expert {expert} of layer {run.layer} is not held here")
-            if weights.gate.cols != inputs.shape[1]:
-                raise WorkerError(f"rows of {inputs.shape[1]} values for experts that take {weights.gate.cols}")
-            at = np.flatnonzero(listed[:, 1] == expert)
-            rows = self._backend.expert_rows(weights, inputs[listed[at, 0]])
-            if out is None:
-                out = np.empty((len(listed), rows.shape[1]), np.float32)
-            out[at] = rows
-        return out, time.perf_counter() - started
-
-    def _assign(self, assign: Assign) -> None:
-        try:
-            self._act(self._state.assigned(assign, self._store.missing(assign)))
-        except (WorkerError, KernelError) as error:
-            self._send(self._calls, Failed(0, assign.epoch, str(error)))
-
-    def _on_weights(self, frames: list[Any]) -> None:
-        try:
-            message, tensors = decode_to_worker([f.buffer for f in frames])
-        except ProtocolError as error:
-            print(f"refused weights of the backbone's: {error}", file=sys.stderr, flush=True)
-            return
-        if not isinstance(message, Chunk):
-            return
-        size = self._state.size_of(message.sha256, message.offset)
-        data = np.frombuffer(tensors[0].data, np.uint8)
-        if size is None or len(data) != min(CHUNK_BYTES, size - message.offset):
-            print("refused a chunk of weights that was not asked for", file=sys.stderr, flush=True)
-            return
-        try:
-            is_whole = self._store.add_chunk(message.sha256, size, message.offset, data)
-        except WorkerError as error:
-            self._act(self._state.slice_wrong(message.sha256, message.offset, len(data), str(error)))
+            self._act(self._state.not_loaded(assign, str(error)))
         else:
-            self._act(self._state.chunk_stored(message.sha256, message.offset, len(data), is_whole=is_whole))
+            self._act(self._state.assigned(assign, sizes))
+
+    # ---- actions
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, SendFetch):
-                self._send(self._weights, action.message)
-            elif isinstance(action, Complete):
-                self._complete(action)
-            elif isinstance(action, ProgressMade):
-                self._progress.show(action.bytes_done, action.bytes_total)
-            elif isinstance(action, End) and action.reason:
-                raise WorkerError(action.reason)
+            match action:
+                case does.Compute():
+                    self._compute(action.run)
+                case does.Send():
+                    self._calls.send(action.message)
+                case does.SendFetch():
+                    self._weights.send(action.message)
+                case does.Store():
+                    self._store_chunk(action)
+                case does.Progress():
+                    self._progress.show(action.bytes_done, action.bytes_total)
+                case does.Load():
+                    self._load(action.assign)
+                case does.Keep():
+                    self._store.keep(action.slices, action.layer)
+                case does.SendHello():
+                    self._calls.send(self._hello())
+                case does.SendAttach():
+                    self._weights.send(Attach(PROTOCOL_VERSION))
+                case does.Ignored():
+                    log.warning("ignored: %s", action.reason)
+                case does.End():
+                    if action.reason:
+                        raise WorkerError(action.reason)
 
-    def _complete(self, action: Complete) -> None:
+    def _hello(self) -> Hello:
+        backend, numeric = self._backend, self._backend.numeric_class
+        kind = ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations)
+        device, memory = one_line(backend.device), self._state.memory_bytes
+        cached = self._state.cached()
+        return Hello(PROTOCOL_VERSION, self._build, backend.name, device, kind, WIRE_DTYPES, memory, cached)
+
+    def _compute(self, run: Run) -> None:
         try:
-            self._store.complete(action.assign)
-        except (WorkerError, KernelError) as error:
-            self._send(self._calls, Failed(0, action.assign.epoch, str(error)))
+            x, pairs = self._tensors
+            rows, compute_ns = pair_rows(
+                self._backend,
+                self._store.experts(run.layer),
+                np.frombuffer(x.data, "<f4").reshape(x.shape),
+                np.frombuffer(pairs.data, "<i4").reshape(pairs.shape),
+            )
+        except Exception as error:  # whatever a device or its driver does: the call fails, the worker goes on
+            self._calls.send(Failed(run.seq, run.epoch, one_line(str(error) or type(error).__name__)))
+            return
+        if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType.F32, rows.shape, rows)]):
+            log.warning("the backbone takes no answers; that of call %d is dropped", run.seq)
+
+    def _store_chunk(self, store: does.Store) -> None:
+        data = np.frombuffer(self._tensors[0].data, np.uint8)
+        is_right = self._store.add_chunk(store.sha256, store.size, store.offset, data)
+        if is_right is not None:
+            found = self._state.slice_right if is_right else self._state.slice_wrong
+            self._act(found(store.sha256))
+
+    def _load(self, assign: Assign) -> None:
+        try:
+            self._store.load(assign)
+        except WorkerError as error:
+            self._act(self._state.not_loaded(assign, str(error)))
         else:
-            self._send(self._calls, action.ready)
+            self._act(self._state.loaded(assign))

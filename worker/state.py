@@ -1,17 +1,37 @@
-"""The worker's life as a pure state machine: messages in, actions out. No sockets, no clock, no arrays.
+"""The worker's life as a pure state machine.
 
-connecting -> serving -> draining -> ended
-              loading and computing go on while serving: an assignment fetches its slices beside the calls
+Rule 1: every decision is here. Rule 2: no sockets, no clock, no arrays: time and what became of an action arrive as
+events. Rule 3: an assignment is all or nothing: its layer is held once every slice is here with the right sha256.
+
+    connecting -> serving -> ended        and each layer: fetching -> loading -> held, beside the calls
+
+Legend: a slice is one expert's matrix or bias, named by its sha256; it is fetched in chunks, in order, a few in flight.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protocol.messages import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Assign, Fetch, Ready, Refused, Welcome
+from protocol.messages import (
+    CHUNK_BYTES,
+    CHUNKS_IN_FLIGHT,
+    Assign,
+    Drain,
+    Failed,
+    Fetch,
+    Goodbye,
+    Ready,
+    Refused,
+    Run,
+    Welcome,
+)
+from protocol.schema import one_line
+
+WELCOME_TIMEOUT_S = 60.0
+MOST_ATTEMPTS = 2  #: to fetch a slice whose sha256 came out wrong
 
 
 class Phase(Enum):
@@ -26,6 +46,23 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SendHello:
+    """Say what the worker is, over the connection for calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAttach:
+    """Name the connection for weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send over the connection for calls."""
+
+    message: Ready | Failed | Goodbye
+
+
+@dataclass(frozen=True, slots=True)
 class SendFetch:
     """Ask for a chunk, over the connection for weights."""
 
@@ -33,52 +70,114 @@ class SendFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
-    """Put the assignment's experts together, then send its Ready."""
+class Keep:
+    """Keep these slices and no others; let go of a layer's experts."""
+
+    slices: frozenset[bytes]
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Put a chunk behind what is here of its slice; report `slice_right` or `slice_wrong` when it is the last."""
+
+    sha256: bytes
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Put the assignment's experts together; report `loaded` or `not_loaded`."""
 
     assign: Assign
-    ready: Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute a call's rows and send them, or say why not."""
+
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of what is being fetched is here."""
+    """How much of what is fetched is here."""
 
     bytes_done: int
     bytes_total: int
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """Leave; an empty reason is a wish of the backbone's."""
+class Ignored:
+    """Something that was not asked for."""
 
     reason: str
 
 
-Action = SendFetch | Complete | Progress | End
+@dataclass(frozen=True, slots=True)
+class End:
+    """Leave. An empty reason is a wish of the backbone's, any other an error."""
+
+    reason: str
+
+
+Action = SendHello | SendAttach | Send | SendFetch | Keep | Store | Load | Compute | Progress | Ignored | End
 
 
 @dataclass(slots=True)
-class _Loading:
-    """An assignment under way: slices that are not whole yet."""
+class _Layer:
+    """What a layer was last assigned."""
 
     assign: Assign
+    nbytes: int
     missing: set[bytes]
+    is_held: bool = False
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """Messages and what became of chunks in; actions out."""
+    """Events in, actions out. `memory_bytes` bounds the experts held (0: no bound)."""
 
+    memory_bytes: int = 0
+    has_file: bool = False
     phase: Phase = Phase.CONNECTING
     name: str = ""
-    _loading: list[_Loading] = field(default_factory=list)
+    _give_up_s: float | None = None
+    _layers: dict[int, _Layer] = field(default_factory=dict)
+    _sizes: dict[bytes, int] = field(default_factory=dict)  #: of slices that are on their way
+    _here: set[bytes] = field(default_factory=set)
+    _attempts: dict[bytes, int] = field(default_factory=dict)
     _wanted: deque[Fetch] = field(default_factory=deque)
-    _sizes: dict[bytes, int] = field(default_factory=dict)
-    _in_flight: set[tuple[bytes, int]] = field(default_factory=set)
-    _retried: set[bytes] = field(default_factory=set)
+    _in_flight: deque[Fetch] = field(default_factory=deque)
     _bytes_done: int = 0
     _bytes_total: int = 0
+
+    # ---- questions
+
+    def cached(self) -> tuple[bytes, ...]:
+        """Slices that are here, for HELLO."""
+        return tuple(sorted(self._here))
+
+    # ---- events: connections
+
+    def calls_connected(self) -> list[Action]:
+        """The connection for calls is up, for the first time or again: the backbone must be told who this is."""
+        return [SendHello()]
+
+    def weights_connected(self) -> list[Action]:
+        """The connection for weights is up. What was asked for over an earlier one may not come: ask again."""
+        return [SendAttach(), *map(SendFetch, self._in_flight)]
+
+    def ticked(self, now_s: float) -> list[Action]:
+        """Time has passed."""
+        if self.phase is not Phase.CONNECTING:
+            return []
+        if self._give_up_s is None:
+            self._give_up_s = now_s + WELCOME_TIMEOUT_S
+        return (
+            self._end(f"no answer from the backbone within {WELCOME_TIMEOUT_S:g} s") if now_s > self._give_up_s else []
+        )
 
     def welcomed(self, message: Welcome) -> list[Action]:
         """The backbone accepts the worker."""
@@ -87,53 +186,106 @@ class WorkerState:
 
     def refused(self, message: Refused) -> list[Action]:
         """The backbone does not."""
-        self.phase = Phase.ENDED
-        return [End(message.reason)]
+        return self._end(f"refused by the backbone: {message.reason}")
 
-    def drained(self) -> list[Action]:
-        """The backbone lets the worker go. Calls are answered one by one, so nothing is under way."""
-        self.phase = Phase.ENDED
-        return [End("")]
+    def drained(self, _: Drain) -> list[Action]:
+        """The backbone lets the worker go. Calls are answered one by one, so that none is under way."""
+        return [Send(Goodbye("drained")), *self._end("")]
 
-    def assigned(self, assign: Assign, missing: Mapping[bytes, int]) -> list[Action]:
-        """Experts to load, of which these slices are still missing (sha256 to bytes)."""
-        if not missing:
-            return [Complete(assign, Ready(assign.epoch, assign.layer))]
-        self._loading.append(_Loading(assign, set(missing)))
-        for sha256, size in missing.items():
-            if sha256 not in self._sizes:
+    def failed(self, reason: str) -> list[Action]:
+        """Something without which the worker cannot go on."""
+        return self._end(reason)
+
+    # ---- events: experts
+
+    def assigned(self, assign: Assign, sizes: Sequence[int]) -> list[Action]:
+        """Experts to hold, with the bytes of each of their slices."""
+        nbytes, others = sum(sizes), sum(o.nbytes for i, o in self._layers.items() if i != assign.layer)
+        if self.memory_bytes and nbytes + others > self.memory_bytes:
+            return self._not_assigned(
+                assign,
+                f"layer {assign.layer} needs {nbytes} bytes beside {others} assigned before; this worker's memory is "
+                f"{self.memory_bytes} bytes",
+            )
+        if not self.has_file and not all(piece.sha256 for piece in assign.slices):
+            return self._not_assigned(assign, f"layer {assign.layer}: slices without a sha256, and no model file here")
+        named = {} if self.has_file else {p.sha256: size for p, size in zip(assign.slices, sizes, strict=True)}
+        layer = self._layers[assign.layer] = _Layer(assign, nbytes, named.keys() - self._here)
+        kept = frozenset(self._sizes).union(*(_slices(other) for other in self._layers.values()))
+        self._here &= kept
+        for sha256, size in named.items():
+            if sha256 not in self._here and sha256 not in self._sizes:
                 self._want(sha256, size)
                 self._bytes_total += size
-        return self._fetch()
+        return [Keep(kept, assign.layer), *(self._fetch() if layer.missing else [Load(assign)])]
 
-    def size_of(self, sha256: bytes, offset: int) -> int | None:
-        """The bytes of the slice that a chunk belongs to; None when it was not asked for."""
-        return self._sizes.get(sha256) if (sha256, offset) in self._in_flight else None
-
-    def chunk_stored(self, sha256: bytes, offset: int, length: int, *, is_whole: bool) -> list[Action]:
-        """A chunk is in its place, and perhaps the slice is whole and right."""
-        self._in_flight.discard((sha256, offset))
+    def chunk_came(self, sha256: bytes, offset: int, length: int) -> list[Action]:
+        """A chunk came. They come in the order in which they were asked for."""
+        first = self._in_flight[0] if self._in_flight else None
+        if first is None or (first.sha256, first.offset, first.length) != (sha256, offset, length):
+            return [Ignored(f"{length} bytes at {offset} of slice {sha256.hex()[:12]}, which was not asked for now")]
+        self._in_flight.popleft()
         self._bytes_done += length
-        actions: list[Action] = [Progress(self._bytes_done, self._bytes_total), *self._fetch()]
-        if is_whole:
-            del self._sizes[sha256]
-            for loading in self._loading:
-                loading.missing.discard(sha256)
-            whole = [loading.assign for loading in self._loading if not loading.missing]
-            self._loading = [loading for loading in self._loading if loading.missing]
-            actions += [Complete(assign, Ready(assign.epoch, assign.layer)) for assign in whole]
-        return actions
+        store = Store(sha256, self._sizes[sha256], offset)
+        return [store, Progress(self._bytes_done, self._bytes_total), *self._fetch()]
 
-    def slice_wrong(self, sha256: bytes, offset: int, length: int, reason: str) -> list[Action]:
-        """A slice arrived with another sha256: fetch it again, once."""
-        self._in_flight.discard((sha256, offset))
-        if sha256 in self._retried:
-            self.phase = Phase.ENDED
-            return [End(f"{reason}, twice")]
-        self._retried.add(sha256)
-        self._bytes_done -= self._sizes[sha256] - length
-        self._want(sha256, self._sizes[sha256])
-        return self._fetch()
+    def slice_right(self, sha256: bytes) -> list[Action]:
+        """A slice is whole and has its sha256."""
+        del self._sizes[sha256]
+        self._here.add(sha256)
+        waiting = [layer for layer in self._layers.values() if sha256 in layer.missing]
+        for layer in waiting:
+            layer.missing.discard(sha256)
+        return [Load(layer.assign) for layer in waiting if not layer.missing]
+
+    def slice_wrong(self, sha256: bytes) -> list[Action]:
+        """A slice is whole and has another sha256: fetch it once more, then give its layers up."""
+        size = self._sizes.pop(sha256)
+        attempts = self._attempts[sha256] = self._attempts.get(sha256, 1) + 1
+        if attempts <= MOST_ATTEMPTS:
+            self._bytes_done -= size
+            self._want(sha256, size)
+            return self._fetch()
+        given_up = [layer.assign for layer in self._layers.values() if sha256 in layer.missing]
+        reason = f"slice {sha256.hex()[:12]} arrived {MOST_ATTEMPTS} times with another sha256"
+        return [action for assign in given_up for action in self._not_assigned(assign, reason)]
+
+    def loaded(self, assign: Assign) -> list[Action]:
+        """The experts of an assignment are held."""
+        layer = self._layers.get(assign.layer)
+        if layer is None or layer.assign.epoch != assign.epoch:
+            return []
+        layer.is_held = True
+        return [Send(Ready(assign.epoch, assign.layer))]
+
+    def not_loaded(self, assign: Assign, reason: str) -> list[Action]:
+        """They do not make experts."""
+        return self._not_assigned(assign, reason)
+
+    # ---- events: calls
+
+    def asked(self, run: Run) -> list[Action]:
+        """A call: only for experts held, of the same epoch."""
+        layer = self._layers.get(run.layer)
+        if layer is None or not layer.is_held:
+            reason = f"no experts of layer {run.layer} are held here"
+        elif layer.assign.epoch != run.epoch:
+            reason = f"layer {run.layer} is of epoch {layer.assign.epoch} here, asked for is epoch {run.epoch}"
+        else:
+            return [Compute(run)]
+        return [Send(Failed(run.seq, run.epoch, reason))]
+
+    # ---- inside
+
+    def _end(self, reason: str) -> list[Action]:
+        self.phase = Phase.ENDED
+        return [End(reason)]
+
+    def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
+        layer = self._layers.get(assign.layer)
+        if layer is not None and layer.assign.epoch == assign.epoch:
+            del self._layers[assign.layer]
+        return [Send(Failed(0, assign.epoch, one_line(reason)))]
 
     def _want(self, sha256: bytes, size: int) -> None:
         self._sizes[sha256] = size
@@ -145,6 +297,10 @@ class WorkerState:
         actions = list[Action]()
         while self._wanted and len(self._in_flight) < CHUNKS_IN_FLIGHT:
             message = self._wanted.popleft()
-            self._in_flight.add((message.sha256, message.offset))
+            self._in_flight.append(message)
             actions.append(SendFetch(message))
         return actions
+
+
+def _slices(layer: _Layer) -> frozenset[bytes]:
+    return frozenset(piece.sha256 for piece in layer.assign.slices)

@@ -2,4 +2,4 @@
 
 from . import chat, generate, init, logits, status, tokenize
 
-COMMANDS = (generate, chat, logits, tokenize, status, init)
+COMMANDS = (generate, chat, status, init, logits, tokenize)

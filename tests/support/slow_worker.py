@@ -14,7 +14,7 @@ from pathlib import Path
 from kernels.backends.numpy_cpu import NumpyBackend
 from kernels.interface import F32, ExpertWeights
 from worker.cli import serve
-from worker.session import read_session
+from worker.session import end_with, read_session
 
 
 class SlowBackend(NumpyBackend):
@@ -34,4 +34,6 @@ class SlowBackend(NumpyBackend):
 if __name__ == "__main__":
     least, _, most = sys.argv[1].partition("-")
     mark = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    serve(read_session(sys.stdin.readline()), SlowBackend(float(least), float(most or least), mark))
+    session = read_session(sys.stdin)
+    end_with(sys.stdin)
+    serve(session, SlowBackend(float(least), float(most or least), mark))

@@ -20,6 +20,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 #: For starting the child, whose own limit is much tighter once it renders.
 START_TIMEOUT_S = 30.0
 _RENDERER = Path(__file__).with_name("template_renderer.py")
+_LIMITS = "it takes more than 2 s or 256 MB"
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Messages = Sequence[Mapping[str, Any]]
@@ -36,6 +37,9 @@ def render_chat(template: str, messages: Messages, *, bos_token: str, eos_token:
         "bos_token": bos_token,
         "eos_token": eos_token,
         "add_generation_prompt": True,
+        # Templates ask whether these are none, which what is not there at all is not.
+        "tools": None,
+        "documents": None,
     }
     request = json.dumps({"template": template, "variables": variables})
     try:
@@ -47,23 +51,28 @@ def render_chat(template: str, messages: Messages, *, bos_token: str, eos_token:
             env={},
             check=False,
         )
-        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+        answer = json.loads(done.stdout) if done.returncode == 0 else {"error": _end_of(done)}
     except (subprocess.TimeoutExpired, ValueError):
         answer = {}
     if "text" in answer:
         return str(answer["text"])
-    reason = answer.get("error", "it takes more than 2 s or 256 MB")
-    raise ChatTemplateError(
-        f"the chat template failed: {' '.join(str(reason).split())[:300]}; another: --template FILE"
-    )
+    reason = " ".join(str(answer.get("error", _LIMITS)).split())[:300]
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
+    raise ChatTemplateError(f"the chat template failed: {shown}; another: --template FILE")
+
+
+def _end_of(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why the child gave no answer: a signal is what its limits end it with, else its last words."""
+    words = done.stderr.decode("utf-8", "replace").split("\n")
+    return _LIMITS if done.returncode < 0 else next((line for line in reversed(words) if line.strip()), _LIMITS)
 
 
 def template_of(metadata: Mapping[str, Any], source: str, file: str | None) -> str:
     """The chat template of a file, else the model's own. ChatTemplateError when there is none."""
     if file is not None:
         try:
-            data = Path(file).read_bytes()
-            template: Any = data.decode("utf-8")
+            with Path(file).open("rb") as stream:
+                template: Any = stream.read(MAX_TEMPLATE_BYTES + 1).decode("utf-8")
         except OSError as error:
             raise ChatTemplateError(f"{file}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
@@ -72,10 +81,8 @@ def template_of(metadata: Mapping[str, Any], source: str, file: str | None) -> s
         template = metadata.get(TEMPLATE_KEY)
     if not isinstance(template, str):
         raise ChatTemplateError(f"{source}: the model has no chat template; give one with --template FILE")
-    if len(template) > MAX_TEMPLATE_BYTES:
-        raise ChatTemplateError(
-            f"a chat template of {len(template)} characters; at most {MAX_TEMPLATE_BYTES} are allowed"
-        )
+    if len(template.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+        raise ChatTemplateError(f"{file or source}: the chat template is larger than {MAX_TEMPLATE_BYTES >> 20} MiB")
     return template
 
 

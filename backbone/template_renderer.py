@@ -12,12 +12,25 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY_BYTES = 256 * 1024 * 1024
 SECONDS = 2.0
 MAX_TEXT_BYTES = 16 * 1024 * 1024
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it is no more than its content."""
+
+    tags = {"generation"}  # noqa: RUF012 # the base class declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _tojson(
@@ -37,7 +50,9 @@ def _strftime_now(form: str) -> str:
 
 def render(template: str, variables: dict[str, Any]) -> str:
     """The text of a template, in the environment that transformers gives it."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

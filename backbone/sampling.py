@@ -50,7 +50,9 @@ class Sampler:
         ids, wide = ids[:keep], wide[:keep]
         likely = _probabilities(wide) >= options.min_p * _probabilities(wide)[0]
         ids, wide = ids[likely], wide[likely]
-        cumulative = np.cumsum(_probabilities(wide / options.temperature))
+        with np.errstate(over="ignore"):  # a tiny temperature puts all but the greatest at minus infinity
+            scaled = (wide - wide[0]) / options.temperature
+        cumulative = np.cumsum(_probabilities(scaled))
         at = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
         return int(ids[min(at, len(ids) - 1)])
 

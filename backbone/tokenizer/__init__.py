@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .bpe import Bpe, token_bytes
-from .errors import TokenizerError
+from .errors import TokenizerError, shown
 from .pre import PRE_TOKENIZERS
 from .spm import Spm
 from .vocabulary import KEY, Kind, Special, Vocabulary
@@ -99,7 +99,7 @@ class Tokenizer:
             try:
                 return bytes((int(text[3:5], 16),))
             except ValueError:
-                raise self._vocabulary.fail(f"byte token {token} is written {text!r}, not like <0x0A>") from None
+                raise self._vocabulary.fail(f"byte token {token} is written {shown(text)}, not like <0x0A>") from None
         if kind is not Kind.NORMAL:
             return b""
         return text.replace(_SPACE, " ").encode("utf-8") if self._spm else token_bytes(text)
@@ -169,11 +169,11 @@ def load_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         encoder: _Encoder = Spm(vocabulary.ids, scores, vocabulary.unknown_id)
         return Tokenizer(vocabulary, encoder, add_bos=True, add_space_prefix=vocabulary.flag("add_space_prefix", True))
     if vocabulary.model != "gpt2":
-        raise vocabulary.fail(f"{KEY}model is {vocabulary.model!r}; supported are 'gpt2' and 'llama'")
+        raise vocabulary.fail(f"{KEY}model is {shown(vocabulary.model)}; supported are 'gpt2' and 'llama'")
     name = metadata.get(KEY + "pre")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        shown = "absent" if name is None else repr(name)
+        found = "absent" if name is None else shown(name)
         known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise vocabulary.fail(f"{KEY}pre is {shown}, and how it cuts text is not known; known are {known}")
+        raise vocabulary.fail(f"{KEY}pre is {found}, and how it cuts text is not known; known are {known}")
     pre = PRE_TOKENIZERS[name]
     return Tokenizer(vocabulary, Bpe(vocabulary, pre), add_bos=pre.add_bos, add_space_prefix=False)

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-from .errors import TokenizerError
+from .errors import TokenizerError, shown
 from .pre import Pre
 from .vocabulary import KEY, Vocabulary
 
@@ -62,7 +62,7 @@ def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         # Two tokens with a space between; the first may itself begin with one.
         at = merge.find(" ", 1)
         if not 0 < at < len(merge) - 1:
-            raise vocabulary.fail(f"{KEY}merges holds {merge[:60]!r}, not two tokens with a space between")
+            raise vocabulary.fail(f"{KEY}merges holds {shown(merge)}, not two tokens with a space between")
         pairs.append((merge[:at], merge[at + 1 :]))
     return pairs
 
@@ -71,7 +71,7 @@ def _wrong_merge(known: Mapping[str, int], pairs: list[tuple[str, str]]) -> str:
     """What is wrong with the first merge that names a token that does not exist."""
     for first, second in pairs:
         if first not in known or second not in known or first + second not in known:
-            return f"{KEY}merges joins {first!r} and {second!r}, and one of them or the whole is no token"
+            return f"{KEY}merges joins {shown(first)} and {shown(second)}, and one of them or the whole is no token"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import TokenizerError
+from .errors import TokenizerError, shown
 
 KEY = "tokenizer.ggml."
 
@@ -86,7 +86,7 @@ class Vocabulary:
         self.ids = {text: i for i, text in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             twice = next(t for i, t in enumerate(self.tokens) if self.ids[t] != i)
-            raise self.fail(f"the token {twice!r} comes twice in {KEY}tokens")
+            raise self.fail(f"the token {shown(twice)} comes twice in {KEY}tokens")
         default = 11 if self.model == "gpt2" else None
         spm = self.model == "llama"
         self.bos_id = self.id_of("bos_token_id", 1 if spm else default)
@@ -109,7 +109,7 @@ class Vocabulary:
         """A true-or-false key."""
         value = self._metadata.get(KEY + name, default)
         if not isinstance(value, bool):
-            raise self.fail(f"{KEY}{name} is {value!r}, not true or false")
+            raise self.fail(f"{KEY}{name} is {shown(value)}, not true or false")
         return value
 
     def strings(self, name: str) -> Sequence[str]:

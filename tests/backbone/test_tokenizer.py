@@ -290,10 +290,12 @@ def test_harmony_shows_its_structure_and_hides_its_ends() -> None:
         (bpe(tokens=[1, 2]), "tokenizer.ggml.tokens is no list of strings"),
         (bpe(["a"]), "the token 'a' comes twice in tokenizer.ggml.tokens"),
         (bpe(["two\nlines", "two\nlines"]), r"the token 'two\nlines' comes twice"),
+        (bpe(pre="x" * 10**6), f"tokenizer.ggml.pre is '{'x' * 60}', and"),
         (bpe(pre="no-such"), "tokenizer.ggml.pre is 'no-such', and how it cuts text is not known; known are "),
         (bpe() | {"tokenizer.ggml.pre": 4}, "tokenizer.ggml.pre is 4,"),
         ({k: v for k, v in bpe().items() if not k.endswith("pre")}, "tokenizer.ggml.pre is absent"),
         ({k: v for k, v in bpe().items() if not k.endswith("merges")}, "no list tokenizer.ggml.merges"),
+        (bpe(merges=["x" * 10**7]), f"tokenizer.ggml.merges holds '{'x' * 60}', not two"),
         (bpe(merges=["ab"]), "tokenizer.ggml.merges holds 'ab', not two tokens with a space between"),
         (bpe(merges=["a "]), "tokenizer.ggml.merges holds 'a ', not two tokens"),
         (bpe(merges=[" a"]), "tokenizer.ggml.merges holds ' a', not two tokens"),
@@ -358,3 +360,39 @@ def test_characters_of_no_byte_in_a_token() -> None:
 
 def test_byte_level_writing() -> None:
     assert byte_level(" é\n") == "ĠÃ©Ċ"
+
+
+KEYS = [
+    f"tokenizer.ggml.{name}"
+    for name in "model pre tokens scores token_type merges bos_token_id eos_token_id eot_token_id unknown_token_id "
+    "add_bos_token add_eos_token add_space_prefix fim_pre_token_id".split()
+] + ["general.name"]
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 400),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["", "gpt2", "llama", "gpt-2", "qwen35", "phi-3", "\n"]),
+    st.text(max_size=5),
+    st.lists(st.text(max_size=3), max_size=6),
+    st.lists(st.sampled_from(["a b", "ab", "ab c", "Ġ a", "<s>", "</s>", "<0x0A>", ""]), max_size=6),
+    st.lists(st.integers(-1, 7), max_size=6).map(lambda kinds: np.array(kinds, np.int32)),
+    st.lists(st.floats(width=32), max_size=6).map(lambda scores: np.array(scores, np.float32)),
+)
+
+
+@given(
+    st.booleans(),
+    st.dictionaries(st.sampled_from(KEYS), ANYTHING, min_size=1, max_size=4),
+    st.text(max_size=12),
+)
+def test_any_metadata_is_used_or_refused(is_bpe: bool, changes: dict[str, Any], text: str) -> None:
+    right = bpe(["ab", "<c>"], ["a b"], token_type=[1] * 257 + [3])
+    metadata = right if is_bpe else spm({"a": 0.0, "ab": -1.0, "▁": 0.0})
+    changed = {k: v for k, v in (metadata | changes).items() if v is not None}
+    try:
+        tokenizer = load_tokenizer(changed, "x")
+        tokenizer.decode(tokenizer.encode(text))
+    except TokenizerError as error:
+        assert len(str(error).splitlines()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -31,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. 0: done, 1: failed on the way, 2: wrong use or bad input."""
+    _speak_utf8()
     args = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO if args.verbose else logging.WARNING, format="backbone: %(message)s", stream=sys.stderr
@@ -50,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _speak_utf8() -> None:
+    """Prompts and answers are UTF-8 whatever the locale says; what is none shows as U+FFFD rather than ends the run."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _failed(error: Exception, code: int) -> int:

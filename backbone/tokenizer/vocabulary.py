@@ -6,6 +6,7 @@ released files leave much of it to the token's text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,6 +17,7 @@ import numpy as np
 
 from .errors import TokenizerError, shown
 
+log = logging.getLogger(__name__)
 KEY = "tokenizer.ggml."
 
 
@@ -118,7 +120,7 @@ class Vocabulary:
         if value is None or isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
             raise self.fail(f"the metadata has no list {KEY}{name}")
         found = list(value)
-        if not all(isinstance(item, str) for item in found[:1]):
+        if not all(isinstance(item, str) for item in found):
             raise self.fail(f"{KEY}{name} is no list of strings")
         return found
 
@@ -150,8 +152,11 @@ class Vocabulary:
 
     def id_of(self, name: str, default: int | None = None) -> int | None:
         """A special token's id; None when neither the metadata nor the default names one in the vocabulary."""
-        for value in (self._metadata.get(KEY + name), default):
+        given = self._metadata.get(KEY + name)
+        for value in (given, default):
             if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(self.tokens):
+                if value is not given and given is not None:
+                    log.warning("%s: %s%s is %r, no token's id; %d is taken", self.source, KEY, name, given, value)
                 return value
         return None
 

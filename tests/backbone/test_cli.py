@@ -121,6 +121,12 @@ def test_ids_file_stdin_stop_and_context(tmp_path: Path) -> None:
     assert (none["stop"], none["ids"], none["text"]) == ("limit", [], "")
 
 
+def test_text_is_utf8_whatever_the_locale_says() -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    ids = backbone("tokenize", "--jsonl", stdin='"é🙂"\n', **ascii_only).stdout
+    assert json.loads(backbone("detokenize", "--jsonl", stdin=ids, **ascii_only).stdout) == "é🙂"
+
+
 def test_seeds() -> None:
     def drawn(seed: str) -> list[int]:
         args = ("--temp", "1.5", "--top-k", "40", "--seed", seed, "-n", "8", "--json", "--workers", "0")

@@ -78,16 +78,15 @@ class Gate:
 
     def receive(self) -> tuple[bytes, bytes, list[Any]] | None:
         """The next message: sender's key, routing id, buffers; None when there is none."""
-        socket = self.socket
+        socket, frames = self.socket, list[Any]()
         try:
-            frame: Any = socket.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        first, frames = frame, list[Any]()
-        try:
+            first: Any = socket.recv(zmq.NOBLOCK, copy=False)
+            frame = first
             while frame.more:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
                 frames.append(frame.buffer)
+        except zmq.Again:
+            return None
         except BaseException:
             # An interrupt between two frames: what is left of the message must not be taken for the next one.
             while socket.get(zmq.RCVMORE):

@@ -76,4 +76,5 @@ class Connection:
     def close(self) -> None:
         """Close; what was sent last gets a moment to go out."""
         self.socket.disable_monitor()
+        self.monitor.close()
         self.socket.close(linger=200)

@@ -143,6 +143,7 @@ class WorkerState:
     has_file: bool = False
     phase: Phase = Phase.CONNECTING
     name: str = ""
+    _is_attached: bool = False
     _give_up_s: float | None = None
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)  #: of slices that are on their way
@@ -167,7 +168,8 @@ class WorkerState:
 
     def weights_connected(self) -> list[Action]:
         """The connection for weights is up. What was asked for over an earlier one may not come: ask again."""
-        return [SendAttach(), *map(SendFetch, self._in_flight)]
+        self._is_attached = True
+        return [SendAttach(), *map(SendFetch, self._in_flight), *self._fetch()]
 
     def ticked(self, now_s: float) -> list[Action]:
         """Time has passed."""
@@ -191,10 +193,6 @@ class WorkerState:
     def drained(self, _: Drain) -> list[Action]:
         """The backbone lets the worker go. Calls are answered one by one, so that none is under way."""
         return [Send(Goodbye("drained")), *self._end("")]
-
-    def failed(self, reason: str) -> list[Action]:
-        """Something without which the worker cannot go on."""
-        return self._end(reason)
 
     # ---- events: experts
 
@@ -295,7 +293,7 @@ class WorkerState:
 
     def _fetch(self) -> list[Action]:
         actions = list[Action]()
-        while self._wanted and len(self._in_flight) < CHUNKS_IN_FLIGHT:
+        while self._is_attached and self._wanted and len(self._in_flight) < CHUNKS_IN_FLIGHT:
             message = self._wanted.popleft()
             self._in_flight.append(message)
             actions.append(SendFetch(message))

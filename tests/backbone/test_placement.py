@@ -1,0 +1,77 @@
+"""Placement: everything covered that can be, no budget exceeded, every layer shared out, the same plan each time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backbone.placement import Candidate, Plan, place
+
+
+def candidates(*budgets: int) -> list[Candidate]:
+    return [Candidate(name=f"w{i}", memory_bytes=budget) for i, budget in enumerate(budgets)]
+
+
+def used(plan: Plan, sizes: dict[int, list[int]]) -> dict[str, int]:
+    return {name: sum(sizes[la][e] for la, es in layers.items() for e in es) for name, layers in plan.holds.items()}
+
+
+def test_equal_workers_get_equal_parts_of_every_layer() -> None:
+    plan = place({0: [10] * 8, 3: [10] * 8}, candidates(0, 0, 0))
+    for layer in (0, 3):
+        counts = [len(plan.holds[f"w{i}"][layer]) for i in range(3)]
+        assert sorted(counts) == [2, 3, 3]
+    assert sorted(len(layers[0]) + len(layers[3]) for layers in plan.holds.values()) == [5, 5, 6]
+    assert plan.left_over == {}
+    assert plan.describe() == ""
+
+
+def test_a_small_worker_gets_a_small_part_of_every_layer() -> None:
+    sizes = {layer: [10] * 8 for layer in range(4)}
+    plan = place(sizes, candidates(80, 0))
+    assert used(plan, sizes) == {"w0": 80, "w1": 240}
+    assert {len(experts) for experts in plan.holds["w0"].values()} == {2}
+
+
+def test_what_fits_nowhere_is_told_in_numbers_and_spread_over_the_layers() -> None:
+    sizes = {layer: [1_000_000] * 4 for layer in range(4)}
+    plan = place(sizes, candidates(4_000_000, 4_000_000))
+    assert {layer: len(experts) for layer, experts in plan.left_over.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert plan.describe() == (
+        "8 of 16 experts (8.0 MB) do not fit the workers' memory, 8.0 MB in all, and are computed by the backbone; "
+        "raise --worker-memory"
+    )
+
+
+def test_nobody_to_place_with_or_nothing_to_place() -> None:
+    assert place({0: [5, 5]}, []).left_over == {0: (0, 1)}
+    assert place({}, candidates(0)).holds == {"w0": {}}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.lists(st.integers(1, 50), min_size=1, max_size=9), max_size=4),
+    st.lists(st.integers(0, 400), max_size=4),
+)
+def test_each_expert_once_and_no_budget_exceeded(sizes: dict[int, list[int]], budgets: list[int]) -> None:
+    workers = candidates(*budgets)
+    plan = place(sizes, workers)
+    placed = [(la, e) for layers in plan.holds.values() for la, es in layers.items() for e in es]
+    left = [(la, e) for la, es in plan.left_over.items() for e in es]
+    assert sorted(placed + left) == sorted((la, e) for la, each in sizes.items() for e in range(len(each)))
+    held = used(plan, sizes)
+    for worker in workers:
+        assert not worker.memory_bytes or held[worker.name] <= worker.memory_bytes
+    # Coverage comes first: what is left over has no room anywhere.
+    for la, e in left:
+        assert all(w.memory_bytes and held[w.name] + sizes[la][e] > w.memory_bytes for w in workers)
+    assert place(sizes, workers) == plan
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5))
+def test_loads_of_a_layer_differ_by_one_at_most(workers: int, experts: int, layers: int) -> None:
+    plan = place({layer: [7] * experts for layer in range(layers)}, candidates(*[0] * workers))
+    for layer in range(layers):
+        counts = [len(holds.get(layer, ())) for holds in plan.holds.values()]
+        assert max(counts) - min(counts) <= 1
+    totals = [sum(map(len, holds.values())) for holds in plan.holds.values()]
+    assert max(totals) - min(totals) <= 1

@@ -1,0 +1,124 @@
+"""The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
+
+delay:S         each computation takes S seconds more
+reorder         answers go out in pairs, the later one first
+twice           every answer goes out twice
+nan             rows that are not finite
+flip-epoch      answers of another epoch
+shape           a row too few
+garbage         bytes in place of the first answer
+hang            no answer ever
+die             the process kills itself in the middle of the first computation
+die-at-start    the process ends before it connects
+corrupt:N       the first N whole slices arrive with a byte changed
+version         greets with another protocol version
+class           declares another numeric class
+reconnect       breaks its connection and makes it again after the first answer
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import zmq
+
+from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.registry import make_backend
+from protocol import frames
+from protocol.messages import Hello, Message, Rows
+from worker import cli, experts
+from worker.connection import Connection
+
+_plain_send = Connection.send
+_plain_add = experts.ExpertStore.add_chunk
+_held: list[tuple[Message, Sequence[Any]]] = []
+_count = {"answers": 0, "corrupted": 0}
+
+
+class FaultyBackend:
+    """A backend with something wrong."""
+
+    def __init__(self, name: str, faults: dict[str, str]) -> None:
+        self._inner, self._faults = make_backend(name), faults
+        self.name, self.device = self._inner.name, self._inner.device
+        self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
+
+    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
+        """Rows, late or wrong."""
+        if "die" in self._faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in self._faults:
+            signal.pause()
+        time.sleep(float(self._faults.get("delay", 0)))
+        rows = self._inner.expert_rows(expert, x)
+        return rows * float("nan") if "nan" in self._faults else rows
+
+
+def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dict[str, str]) -> bool:
+    _count["answers"] += 1
+    rows = tensors[0].data
+    if "flip-epoch" in faults:
+        message = Rows(message.seq, message.epoch + 1, message.compute_ns)
+    if "shape" in faults:
+        tensors = [frames.Tensor(frames.DType.F32, (rows.shape[0], rows.shape[1] - 1), rows[:, 1:].copy())]
+    if "garbage" in faults:
+        self.socket.send_multipart([b"\xc1", b"junk"])
+        return True
+    if "reorder" in faults:
+        _held.append((message, tensors))
+        if len(_held) == 2:
+            for each in reversed(_held):
+                _plain_send(self, *each)
+            _held.clear()
+        return True
+    sent = _plain_send(self, message, tensors)
+    if "twice" in faults:
+        _plain_send(self, message, tensors)
+    if "reconnect" in faults and _count["answers"] == 1:
+        endpoint = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.socket.disconnect(endpoint)
+        self.socket.connect(endpoint)
+    return sent
+
+
+def main() -> int:
+    """Put the faults in place, then run `worker local`."""
+    faults = {name: value for name, _, value in (arg.partition(":") for arg in sys.argv[1:])}
+    if "die-at-start" in faults:
+        print("something happened\nno luck today", file=sys.stderr)
+        return 3
+
+    def send(self: Connection, message: Message, tensors: Sequence[Any] = ()) -> bool:
+        if isinstance(message, Rows):
+            return _answer(self, message, tensors, faults)
+        if isinstance(message, Hello) and "version" in faults:
+            self.socket.send(_other_version(message))
+            return True
+        return _plain_send(self, message, tensors)
+
+    def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> bool | None:
+        if offset + len(data) == size and _count["corrupted"] < int(faults.get("corrupt", 0)):
+            _count["corrupted"] += 1
+            data = data.copy()
+            data[-1] ^= 1
+        return _plain_add(self, sha256, size, offset, data)
+
+    Connection.send = send  # type: ignore[method-assign]
+    experts.ExpertStore.add_chunk = add_chunk  # type: ignore[method-assign]
+    cli.make_backend = lambda name: FaultyBackend(name, faults)  # type: ignore[attr-defined, assignment, return-value]
+    return cli.main(["local"])
+
+
+def _other_version(hello: Hello) -> bytes:
+    fields = {"protocol": hello.protocol + 1, "something": "new"}
+    return bytes(msgpack.packb({"kind": "Hello", "fields": fields, "tensors": []}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""The worker's state machine without sockets."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from wire import slice_of
+
+from protocol.messages import (
+    CHUNK_BYTES,
+    CHUNKS_IN_FLIGHT,
+    Assign,
+    Drain,
+    Failed,
+    Fetch,
+    Goodbye,
+    Ready,
+    Refused,
+    Run,
+    Welcome,
+)
+from worker.state import (
+    Action,
+    Compute,
+    End,
+    Ignored,
+    Keep,
+    Load,
+    Phase,
+    Progress,
+    Send,
+    SendAttach,
+    SendFetch,
+    SendHello,
+    Store,
+    WorkerState,
+)
+
+
+def sha(number: int) -> bytes:
+    return hashlib.sha256(bytes([number])).digest()
+
+
+def assign(epoch: int, layer: int, *numbers: int) -> Assign:
+    return Assign(epoch, layer, "silu", tuple(slice_of("gate", sha(n)) for n in numbers))
+
+
+def serving(**options: Any) -> WorkerState:
+    state = WorkerState(**options)
+    state.welcomed(Welcome("w"))
+    state.weights_connected()
+    return state
+
+
+def of(kind: type[Any], actions: list[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def fetches(actions: list[Action]) -> list[Fetch]:
+    return [action.message for action in of(SendFetch, actions)]
+
+
+def test_it_greets_after_each_handshake() -> None:
+    state = WorkerState()
+    assert state.calls_connected() == [SendHello()]
+    assert state.weights_connected() == [SendAttach()]
+    state.welcomed(Welcome("w"))
+    assert (state.phase, state.name) == (Phase.SERVING, "w")
+    assert state.calls_connected() == [SendHello()]
+
+
+def test_it_gives_up_when_nobody_answers() -> None:
+    state = WorkerState()
+    assert state.ticked(100.0) == []
+    assert state.ticked(160.0) == []
+    assert state.ticked(160.1) == [End("no answer from the backbone within 60 s")]
+    assert state.phase is Phase.ENDED
+    assert serving().ticked(1e9) == []
+
+
+def test_it_leaves_when_refused_or_let_go() -> None:
+    state = WorkerState()
+    assert state.refused(Refused("old version")) == [End("refused by the backbone: old version")]
+    state = serving()
+    assert state.drained(Drain("done")) == [Send(Goodbye("drained")), End("")]
+    assert state.phase is Phase.ENDED
+
+
+def test_chunks_are_asked_for_in_order_and_few_at_a_time() -> None:
+    state = serving()
+    size = 5 * CHUNK_BYTES + 7
+    first = fetches(state.assigned(assign(1, 0, 1), [size]))
+    assert first == [Fetch(sha(1), i * CHUNK_BYTES, CHUNK_BYTES) for i in range(CHUNKS_IN_FLIGHT)]
+    actions = state.chunk_came(sha(1), 0, CHUNK_BYTES)
+    assert actions == [
+        Store(sha(1), size, 0),
+        Progress(CHUNK_BYTES, size),
+        SendFetch(Fetch(sha(1), 4 * CHUNK_BYTES, CHUNK_BYTES)),
+    ]
+    assert fetches(state.chunk_came(sha(1), CHUNK_BYTES, CHUNK_BYTES)) == [Fetch(sha(1), 5 * CHUNK_BYTES, 7)]
+
+
+def test_chunks_that_were_not_asked_for_are_ignored() -> None:
+    state = serving()
+    assert of(Ignored, state.chunk_came(sha(1), 0, 10))
+    state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES])
+    for sha256, offset, length in (
+        (sha(2), 0, CHUNK_BYTES),
+        (sha(1), CHUNK_BYTES, CHUNK_BYTES),
+        (sha(1), 0, CHUNK_BYTES - 1),
+    ):
+        assert of(Ignored, state.chunk_came(sha256, offset, length))
+    assert of(Store, state.chunk_came(sha(1), 0, CHUNK_BYTES))
+    assert of(Ignored, state.chunk_came(sha(1), 0, CHUNK_BYTES))
+
+
+def test_a_layer_is_loaded_when_its_last_slice_is_right() -> None:
+    state = serving()
+    task = assign(3, 5, 1, 2)
+    state.assigned(task, [10, 20])
+    state.chunk_came(sha(1), 0, 10)
+    assert state.slice_right(sha(1)) == []
+    state.chunk_came(sha(2), 0, 20)
+    assert state.slice_right(sha(2)) == [Load(task)]
+    assert state.asked(Run(1, 3, 5)) == [Send(Failed(1, 3, "no experts of layer 5 are held here"))]
+    assert state.loaded(task) == [Send(Ready(3, 5))]
+    assert state.asked(Run(1, 3, 5)) == [Compute(Run(1, 3, 5))]
+    assert set(state.cached()) == {sha(1), sha(2)}
+
+
+def test_a_call_of_another_epoch_is_refused() -> None:
+    state = serving(has_file=True)
+    task = assign(3, 5, 1)
+    assert state.assigned(task, [10]) == [Keep(frozenset({sha(1)}), 5), Load(task)]
+    state.loaded(task)
+    (refusal,) = state.asked(Run(9, 4, 5))
+    assert refusal == Send(Failed(9, 4, "layer 5 is of epoch 3 here, asked for is epoch 4"))
+
+
+def test_slices_in_common_are_fetched_once() -> None:
+    state = serving()
+    one, two = assign(1, 0, 1, 2), assign(1, 1, 2)
+    assert len(fetches(state.assigned(one, [10, 10]))) == 2
+    assert fetches(state.assigned(two, [10])) == []
+    state.chunk_came(sha(1), 0, 10)
+    state.chunk_came(sha(2), 0, 10)
+    state.slice_right(sha(1))
+    assert state.slice_right(sha(2)) == [Load(one), Load(two)]
+    three = assign(1, 2, 1)
+    assert state.assigned(three, [10]) == [Keep(frozenset({sha(1), sha(2)}), 2), Load(three)]
+
+
+def test_a_new_epoch_keeps_what_it_can_use_and_lets_go_of_the_rest() -> None:
+    state = serving()
+    state.assigned(assign(1, 0, 1, 2), [10, 10])
+    for number in (1, 2):
+        state.chunk_came(sha(number), 0, 10)
+        state.slice_right(sha(number))
+    actions = state.assigned(assign(2, 0, 2, 3), [10, 10])
+    assert of(Keep, actions) == [Keep(frozenset({sha(2), sha(3)}), 0)]
+    assert [f.sha256 for f in fetches(actions)] == [sha(3)]
+    assert state.cached() == (sha(2),)
+    assert state.loaded(assign(1, 0, 1, 2)) == []
+
+
+def test_a_wrong_slice_is_fetched_once_more_then_given_up() -> None:
+    state = serving()
+    state.assigned(assign(4, 0, 1), [10])
+    state.chunk_came(sha(1), 0, 10)
+    assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
+    assert of(Progress, state.chunk_came(sha(1), 0, 10)) == [Progress(10, 10)]
+    (failure,) = of(Send, state.slice_wrong(sha(1)))
+    assert failure.message.epoch == 4
+    assert "arrived 2 times with another sha256" in failure.message.reason
+    assert of(Send, state.asked(Run(1, 4, 0)))
+
+
+def test_the_memory_budget_counts_all_layers_also_those_on_their_way() -> None:
+    state = serving(memory_bytes=25)
+    assert fetches(state.assigned(assign(1, 0, 1), [10]))
+    assert fetches(state.assigned(assign(1, 1, 2), [10]))
+    (refusal,) = state.assigned(assign(1, 2, 3), [6])
+    assert refusal == Send(
+        Failed(0, 1, "layer 2 needs 6 bytes beside 20 assigned before; this worker's memory is 25 bytes")
+    )
+    assert of(Keep, state.assigned(assign(2, 1, 2, 3), [9, 6]))
+
+
+def test_slices_need_a_hash_unless_the_file_is_here() -> None:
+    nameless = Assign(1, 0, "silu", (slice_of("gate"),))
+    (refusal,) = of(Send, serving().assigned(nameless, [10]))
+    assert "without a sha256, and no model file" in refusal.message.reason
+    assert of(Load, serving(has_file=True).assigned(nameless, [10]))
+
+
+def test_what_cannot_be_loaded_is_told() -> None:
+    state = serving(has_file=True)
+    task = assign(1, 0, 1)
+    state.assigned(task, [10])
+    assert state.not_loaded(task, "no\nsuch tensor") == [Send(Failed(0, 1, "no such tensor"))]
+    assert of(Send, state.asked(Run(1, 1, 0)))
+
+
+def test_nothing_is_fetched_before_the_connection_for_weights_is_up() -> None:
+    state = WorkerState()
+    assert fetches(state.assigned(assign(1, 0, 1), [10])) == []
+    assert state.weights_connected() == [SendAttach(), SendFetch(Fetch(sha(1), 0, 10))]
+
+
+def test_a_broken_connection_for_weights_asks_again() -> None:
+    state = serving()
+    state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES])
+    state.chunk_came(sha(1), 0, CHUNK_BYTES)
+    assert state.weights_connected() == [SendAttach(), SendFetch(Fetch(sha(1), CHUNK_BYTES, CHUNK_BYTES))]
+
+
+class AnyDownload(RuleBasedStateMachine):
+    """Assignments come and are replaced while their slices arrive, some of them wrong."""
+
+    @initialize()
+    def start(self) -> None:
+        self.state = serving(memory_bytes=40 * CHUNK_BYTES)
+        self.sizes = {n: (n % 3) * CHUNK_BYTES + 1 + n for n in range(8)}
+        self.asked: list[Fetch] = []
+        self.done: dict[bytes, int] = {}
+        self.right: set[bytes] = set()
+        self.epoch = 0
+        self.latest: dict[int, Assign] = {}
+        self.ready: list[tuple[int, int]] = []
+        self.failed: list[int] = []
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendFetch):
+                self.asked.append(action.message)
+            elif isinstance(action, Keep):
+                self.right &= action.slices
+                self.done = {k: v for k, v in self.done.items() if k in action.slices}
+            elif isinstance(action, Load):
+                assert {p.sha256 for p in action.assign.slices} <= self.right
+                self.act(self.state.loaded(action.assign))
+            elif isinstance(action, Send) and isinstance(action.message, Ready):
+                self.ready.append((action.message.epoch, action.message.layer))
+            elif isinstance(action, Send) and isinstance(action.message, Failed):
+                self.failed.append(action.message.epoch)
+
+    @rule(layer=st.integers(0, 2), numbers=st.sets(st.integers(0, 7), min_size=1))
+    def assign(self, layer: int, numbers: set[int]) -> None:
+        self.epoch += 1
+        self.latest[layer] = task = assign(self.epoch, layer, *sorted(numbers))
+        self.act(self.state.assigned(task, [self.sizes[n] for n in sorted(numbers)]))
+
+    @precondition(lambda self: self.asked)
+    @rule(is_right=st.sampled_from([True, True, True, False]))
+    def arrive(self, is_right: bool) -> None:
+        fetch = self.asked.pop(0)
+        actions = self.state.chunk_came(fetch.sha256, fetch.offset, fetch.length)
+        (store,) = of(Store, actions)
+        assert store.offset == self.done.get(fetch.sha256, 0)
+        self.done[fetch.sha256] = fetch.offset + fetch.length
+        self.act(actions)
+        if self.done[fetch.sha256] == store.size:
+            del self.done[fetch.sha256]
+            if is_right:
+                self.right.add(fetch.sha256)
+            self.act((self.state.slice_right if is_right else self.state.slice_wrong)(fetch.sha256))
+
+    @rule(number=st.integers(0, 7), offset=st.sampled_from([0, 1, CHUNK_BYTES]))
+    def stray(self, number: int, offset: int) -> None:
+        if not self.asked or (self.asked[0].sha256, self.asked[0].offset) != (sha(number), offset):
+            assert of(Ignored, self.state.chunk_came(sha(number), offset, 1))
+
+    @invariant()
+    def never_more_than_a_few_in_flight(self) -> None:
+        if hasattr(self, "asked"):
+            assert len(self.asked) <= CHUNKS_IN_FLIGHT
+            assert len(self.ready) == len(set(self.ready))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "asked"):
+            return
+        while self.asked:
+            self.arrive(True)
+        for layer, task in self.latest.items():
+            assert ((task.epoch, layer) in self.ready) != (task.epoch in self.failed)
+
+
+AnyDownload.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnyDownload = AnyDownload.TestCase

@@ -3,8 +3,8 @@
 The expressions are those that llama.cpp runs, which now and then differ from a model's own tokenizer.json; each is
 applied in turn to the pieces that the one before left, and what matches and what does not are both pieces.
 
-Not equal to llama.cpp: the code points that Unicode 16 and later assigned. It takes them for unassigned, while the
-`tokenizers` library knows the letters among them.
+Code points that Unicode 16 and later assigned are taken for unassigned, as llama.cpp takes them, whatever the Unicode
+version of the library at hand is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,32 @@ def _ranges(text: str) -> str:
     """Code points and ranges of them, in hexadecimal, as the inside of a character class."""
     ends = ([chr(int(end, 16)) for end in part.split("-")] for part in text.split())
     return "".join("-".join(pair) for pair in ends)
+
+
+#: By category, what Unicode 16 and later assigned.
+_SINCE_UNICODE_16 = {
+    "L": _ranges(
+        "1c89-1c8a a7cb-a7cd a7da-a7dc 105c0-105f3 10d4a-10d65 10d6f-10d85 10ec2-10ec4 11380-11389 1138b 1138e "
+        "11390-113b5 113b7 113d1 113d3 11bc0-11be0 13460-143fa 16100-1611d 16d40-16d6c 18cff 1e5d0-1e5ed 1e5f0"
+    ),
+    "N": _ranges("10d40-10d49 116d0-116e3 11bf0-11bf9 16130-16139 16d70-16d79 1ccf0-1ccf9 1e5f1-1e5fa"),
+    "P": _ranges("1b4e-1b4f 1b7f 10d6e 113d4-113d5 113d7-113d8 11be1 16d6d-16d6f 1e5ff"),
+    "M": _ranges(
+        "897 10d69-10d6d 10efc 113b8-113c0 113c2 113c5 113c7-113ca 113cc-113d0 113d2 113e1-113e2 11f5a 1611e-1612f "
+        "1e5ee-1e5ef"
+    ),
+    "S": _ranges(
+        "2427-2429 31e4-31e5 10d8e-10d8f 1cc00-1ccef 1cd00-1ceb3 1f8b2-1f8bb 1f8c0-1f8c1 1fa89 1fa8f 1fabe 1fac6 1fadc "
+        "1fadf 1fae9 1fbcb-1fbef"
+    ),
+}
+
+
+def _of_unicode_15(expression: str) -> str:
+    """An expression whose categories leave out what came later."""
+    for category, later in _SINCE_UNICODE_16.items():
+        expression = expression.replace(rf"\p{{{category}}}", rf"[\p{{{category}}}&&[^{later}]]")
+    return expression
 
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -86,7 +112,8 @@ def _rows() -> dict[str, Pre]:
     rows = dict[str, Pre]()
 
     def row(names: str, *expressions: str, ignore_merges: bool = False, add_bos: bool = False) -> None:
-        rows.update(dict.fromkeys(names.split(), Pre(expressions, ignore_merges, add_bos)))
+        pre = Pre(tuple(map(_of_unicode_15, expressions)), ignore_merges, add_bos)
+        rows.update(dict.fromkeys(names.split(), pre))
 
     row(
         "default",

@@ -119,6 +119,20 @@ def test_every_pre_tokenizer_cuts_alike(names: list[str]) -> None:
         assert not wrong, name
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("\u1c89's", [157, 110, 231, 6, 82]),
+        ("x\U00010d4a's \U000105c5y", [87, 172, 238, 113, 232, 6, 82, 220, 172, 238, 245, 227, 88]),
+        ("1\U0001ccf32", [16, 172, 250, 111, 111, 17]),
+        ("a\u0897b", [64, 156, 95, 245, 65]),
+        ("\u2427\u1b4e!", [158, 238, 100, 157, 255, 236, 0]),
+    ],
+)
+def test_what_unicode_16_assigned_counts_as_unassigned(text: str, ids: list[int]) -> None:
+    assert vocabulary("gpt-2").encode(text, add_special=False) == ids
+
+
 def test_every_golden_pre_tokenizer_is_known() -> None:
     assert set(PRE_IDS) == set(PRE_TOKENIZERS)
 

@@ -45,10 +45,12 @@ class _Binder:
         self.memories = 0
         self.registers: dict[str, Register | None] = {}  #: None: its step has a problem already
 
-    def problem(self, span: Span, message: str) -> None:
+    def problem(self, span: Span, message: str, error: Exception | None = None) -> None:
+        """Note a problem, or that it came back. What an error says is asked for the first time only."""
         known = self.problems.get(span)
         if known is None:
-            self.problems[span] = (self.document.problem(span, message), 0)
+            told = message if error is None else f"{message}{error}"
+            self.problems[span] = (self.document.problem(span, told), 0)
         else:
             self.problems[span] = (known[0], known[1] + 1)
 
@@ -57,7 +59,7 @@ class _Binder:
         try:
             layer_count = self.facts.layer_count
         except (Absent, Mismatch) as error:
-            self.problem(Span(1, 1), str(error))
+            self.problem(Span(1, 1), "", error)
             layer_count = 0
         prologue = self._part(self._sections("prologue"), None)
         layers = tuple(self._layer(i) for i in range(layer_count))
@@ -165,7 +167,7 @@ class _Binder:
             except (Mismatch, Absent) as error:
                 argument = getattr(error, "argument", "") if isinstance(error, Mismatch) else ""
                 span, what = _point(op, statement, argument, resolved)
-                self.problem(span, f"{where}{op.name}: {what}{error}")
+                self.problem(span, f"{where}{op.name}: {what}", error)
         for i, target in enumerate(statement.targets):
             self.registers[target.text] = results[i] if results is not None and i < len(results) else None
         if resolved is None or results is None:
@@ -217,7 +219,7 @@ class _Binder:
             try:
                 ok &= self._argument(arg, choice, layer, resolved)
             except (Absent, Mismatch) as error:
-                self.problem(choice.span, f"{where}{error}")
+                self.problem(choice.span, where, error)
                 ok = False
         return resolved if ok else None
 

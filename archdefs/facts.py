@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,15 @@ def round_f32(value: float) -> float:
 
 
 class Absent(Exception):
-    """A key or tensor is not in the model; the message names what was looked for."""
+    """A key or tensor is not in the model. The message names what was looked for, and what is near when it is read."""
+
+    def __init__(self, message: str, word: str = "", known: Iterable[str] = ()) -> None:
+        self._word, self._known = word, known
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        # Looking for what is near takes long, and most that is absent is never told of: a default stands in for it.
+        return f"{self.args[0]}{did_you_mean(self._word, self._known) if self._word else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class Facts:
             prefix = f"{self.architecture}."
             known = [k.removeprefix(prefix) for k in self.metadata if k.startswith(prefix)]
             known += [k.removeprefix("attention.") for k in known] + list(DERIVED)
-            raise Absent(f"the model has no key {prefix}{key} (nor {prefix}attention.{key}){did_you_mean(key, known)}")
+            raise Absent(f"the model has no key {prefix}{key} (nor {prefix}attention.{key})", key, known)
         value = self.metadata[full]
         if isinstance(value, (str, bool, int, float)):
             return value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .errors import Mismatch, did_you_mean
+from .errors import Mismatch
 from .facts import Absent, Facts, round_f32
 from .ops import Kind, Op
 from .syntax import Atom, Call, Choice, Layers, Literal, Name, Where, With, parse_choice
@@ -95,7 +95,7 @@ class Resolver:
     def _tensor(self, atom: Atom, layer: int | None) -> str:
         name = _named(atom, layer)
         if name not in self.facts.dims:
-            raise Absent(f"the model has no tensor {name}{did_you_mean(name, self.facts.dims)}")
+            raise Absent(f"the model has no tensor {name}", name, self.facts.dims)
         return name
 
 

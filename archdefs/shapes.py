@@ -64,7 +64,13 @@ def embed(s: Shapes) -> tuple[Register, ...]:
     return (Register(s.dims["weight"][0]),)
 
 
+def _eps(s: Shapes) -> None:
+    if s.numbers["eps"] < 0:
+        raise Mismatch("", f"eps is {s.numbers['eps']:g}; it cannot be below 0")
+
+
 def rms_norm(s: Shapes) -> tuple[Register, ...]:
+    _eps(s)
     s.vector("weight", s.width("x"))
     return (s.registers["x"],)
 
@@ -102,6 +108,11 @@ def attention(s: Shapes) -> tuple[Register, ...]:
         raise Mismatch("q", f"has {_heads(s, 'q', heads)} values a head and k has {key}")
     if "sinks" in s.dims:
         s.vector("sinks", heads)
+    window, scale_width = s.numbers.get("window", 0), s.numbers.get("scale_width", 1)
+    if window != int(window) or window < 0:
+        raise Mismatch("window", f"is {window:g}; a whole number of positions is needed, or 0 for all")
+    if scale_width <= 0:
+        raise Mismatch("scale_width", f"is {scale_width:g}; a width is above 0")
     return (Register(heads * _heads(s, "v", kv_heads)),)
 
 
@@ -151,6 +162,7 @@ def add_bias(s: Shapes) -> tuple[Register, ...]:
 
 
 def norm_heads(s: Shapes) -> tuple[Register, ...]:
+    _eps(s)
     s.vector("weight", _heads(s, "x", s.count("heads")))
     return ()
 
@@ -159,8 +171,9 @@ def rope(s: Shapes) -> tuple[Register, ...]:
     head, dims = _heads(s, "x", s.count("heads")), s.count("dimensions")
     if dims % 2 or dims > head:
         raise Mismatch("", f"rotates {dims} values of a head; an even number of at most {head} is needed")
-    if s.numbers["base"] <= 0 or s.numbers["factor"] <= 0:
-        raise Mismatch("", f"base {s.numbers['base']:g} and factor {s.numbers['factor']:g} must be above 0")
+    if s.numbers["base"] < 1 or s.numbers["factor"] <= 0:
+        base, factor = s.numbers["base"], s.numbers["factor"]
+        raise Mismatch("", f"base {base:g} must be at least 1 and factor {factor:g} above 0")
     if "freqs" in s.dims:
         s.vector("freqs", dims // 2)
     return ()

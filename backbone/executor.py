@@ -105,7 +105,9 @@ class Executor:
         if step.on_weights:
             chosen = inputs[0]
             inputs[0] = chosen.weights  # type: ignore[union-attr]
-        result = step.function(*inputs, rows=rows) if step.needs_rows else step.function(*inputs)
+        # What overflows or is no number shows in the logits, or in the experts' rows, where it is looked for.
+        with np.errstate(all="ignore"):
+            result = step.function(*inputs, rows=rows) if step.needs_rows else step.function(*inputs)
         if chosen is not None:
             result = chosen.weighted(result)
         if len(step.outputs) == 1:

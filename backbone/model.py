@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from archdefs import ArchdefError, Definition, Library, Program, bind
-from kernels.errors import GGUFError
+from kernels.errors import GGUFError, KernelError
 from kernels.formats import GGMLType
 from kernels.gguf import GGUFFile, open_gguf
 from kernels.interface import DenseBackend, ExpertWeights, NumericClass
@@ -147,4 +147,7 @@ def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
         program = bind(definition, gguf.metadata, dims, str(path))
     except ArchdefError as error:
         raise UsageError(f"{path}: cannot be run as {architecture!r}\n{error}") from None
-    return Model(gguf, definition, program, backend)
+    try:
+        return Model(gguf, definition, program, backend)
+    except KernelError as error:
+        raise UsageError(f"{path}: {error}") from None

@@ -12,9 +12,12 @@ from decimal import Context, Decimal
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import KernelError
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
+MOST_TURN = 1000.0  #: radians a position; beyond what any model has, and well within what cos_sin can do
 _DIGITS = Context(prec=40)
 # pi/2 in three parts of at most 33 bits, so that n * part is exact for n below 2^20 (fdlibm's e_rem_pio2.c)
 _PIO2 = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
@@ -80,7 +83,26 @@ def frequencies(
     wide = Decimal(float(base))
     plain = np.array([float(_DIGITS.power(wide, Decimal(-2 * i) / n)) for i in range(n // 2)])
     if freqs is not None:
-        plain = plain / freqs.astype(np.float64)
+        with np.errstate(divide="ignore"):
+            plain = plain / freqs.astype(np.float64)
+    turns = _scaled(plain, n, base, factor, scaling, original_context, beta_fast, beta_slow)
+    if not (np.abs(turns) <= MOST_TURN).all():
+        raise KernelError(
+            f"RoPE turns by more than {MOST_TURN:g} radians a position: base, factor or frequencies are wrong"
+        )
+    return turns
+
+
+def _scaled(
+    plain: F64,
+    n: int,
+    base: float,
+    factor: float,
+    scaling: str,
+    original_context: float,
+    beta_fast: float,
+    beta_slow: float,
+) -> F64:
     if factor == 1 or scaling == "none":
         return plain
     if scaling == "linear":
@@ -95,7 +117,9 @@ def frequencies(
 def _correction(rotations: float, n: int, base: float, context: float) -> float:
     """The pair that turns `rotations` times over the original context."""
     if context <= 0 or rotations <= 0 or base == 1:
-        raise ValueError(f"yarn needs a context, betas above 0 and a base other than 1, not {context:g}, {rotations:g}")
+        raise KernelError(
+            f"yarn needs a context, betas above 0 and a base other than 1, not {context:g}, {rotations:g}"
+        )
     turns = Decimal(float(context)) / (Decimal(float(rotations)) * 2 * Decimal(math.pi))
     return float(n * _DIGITS.ln(turns) / (2 * _DIGITS.ln(Decimal(float(base)))))
 

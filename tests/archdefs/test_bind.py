@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from definitions import bind_problems, bound, dims, metadata, text
 
 from archdefs import ArchdefError, Program
+from archdefs.errors import did_you_mean
 
 ATTENTION = """
 h = rms_norm(x, blk.{i}.norm.weight)
@@ -179,9 +181,11 @@ def test_rope_reads_its_scaling_from_the_metadata(tmp_path: Path) -> None:
         ("rope(x, 3)", {}, {}, "6: layer 0: rope: register 'x' has 8 values, no multiple of 3 heads (and in 1 more layers)"),
         ("rope(x, head_count)", {"rope__dimension_count": 6}, {}, "6: layer 0: rope: rotates 6 values of a head; an even number of at most 4 is needed (and in 1 more layers)"),
         ("rope(x, head_count)", {"rope__scaling__type": "longrope"}, {}, "6: layer 0: rope: rope.scaling.type is 'longrope'; known are none, linear, yarn (and in 1 more layers)"),
-        ("rope(x, head_count)", {"rope__freq_base": 0.0}, {}, "6: layer 0: rope: base 0 and factor 1 must be above 0 (and in 1 more layers)"),
+        ("rope(x, head_count)", {"rope__freq_base": 0.0}, {}, "6: layer 0: rope: base 0 must be at least 1 and factor 1 above 0 (and in 1 more layers)"),
         ("rope(x, head_cuont)", {}, {}, "6: layer 0: the model has no key tiny.head_cuont (nor tiny.attention.head_cuont); did you mean 'head_count'? (and in 1 more layers)"),
         ("rope(x, head_count)", {"attention__head_count": 0}, {}, "6: layer 0: a whole number from 1 up is needed here, not 0 (and in 1 more layers)"),
+        ("a = attention(x, x, x; kv_heads: 2, window: w)", {"w": 0.5}, {}, "6: layer 0: attention: window is 0.5; a whole number of positions is needed, or 0 for all (and in 1 more layers)"),
+        ("a = attention(x, x, x; kv_heads: 2, scale_width: w)", {"w": -1}, {}, "6: layer 0: attention: scale_width is -1; a width is above 0 (and in 1 more layers)"),
         ("scale(x, word)", {"word": "w"}, {}, "6: layer 0: word is the word 'w' where a number is needed (and in 1 more layers)"),
         ("scale(x, bad)", {"bad": float("nan")}, {}, "6: layer 0: bad is nan, not a finite number (and in 1 more layers)"),
         ("scale(x, short)", {"short": [2.0]}, {}, "6: layer 1: tiny.short has 1 entries and none for layer 1"),
@@ -210,6 +214,11 @@ def test_shapes_and_numbers_are_checked(tmp_path: Path, block: str, meta: dict, 
 def test_expert_shapes(tmp_path: Path, tensor: str, shape: tuple[int, ...], problem: str) -> None:
     (found,) = bind_problems(tmp_path, text(EXPERTS), None, dims() | {f"blk.1.{tensor}.weight": shape})
     assert found.endswith(problem)
+
+
+def test_eps_below_zero_is_refused(tmp_path: Path) -> None:
+    found = bind_problems(tmp_path, text("\nrelu(x)"), metadata(attention__layer_norm_rms_epsilon=-1.0))
+    assert found == ["8: rms_norm: eps is -1; it cannot be below 0"]
 
 
 def test_attention_shapes(tmp_path: Path) -> None:
@@ -276,6 +285,15 @@ def test_hostile_layer_counts(tmp_path: Path, count: int | None, word: str) -> N
     found = bind_problems(tmp_path, text("\nrelu(x)"), metadata(block_count=count))
     assert len(found) == 1
     assert word in found[0]
+
+
+def test_a_thousand_layers_without_tensors_are_refused_soon(tmp_path: Path) -> None:
+    # Each layer misses every tensor; what is near is looked for once, not a thousand times.
+    many = {f"other.{n}.weight": (8,) for n in range(500)} | dims()
+    with mock.patch("archdefs.facts.did_you_mean", wraps=did_you_mean) as near:
+        found = bind_problems(tmp_path, text(ATTENTION), metadata(block_count=1000), many)
+    assert all("(and in 997 more layers)" in problem for problem in found)
+    assert near.call_count == len(found) == 4
 
 
 def test_layers_for_prediction_are_left_out(tmp_path: Path) -> None:

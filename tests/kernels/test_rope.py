@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kernels import reference
+from kernels.errors import KernelError
 from kernels.rope import RopeTable, cos_sin, frequencies, magnitude
 from kernels.state import Rows, Sequence
 
@@ -116,3 +117,17 @@ def test_a_table_that_grows_keeps_its_values() -> None:
     late = table.at(np.array([5, 200, 5000]))
     assert np.array_equal(early[0], late[0][:2])
     assert np.array_equal(early[1], late[1][:2])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"factor": 1e-30},
+        {"freqs": np.zeros(4, np.float32)},
+        {"freqs": np.full(4, np.nan, np.float32)},
+        {"scaling": "yarn", "factor": 4.0, "original_context": 0.0},
+    ],
+)
+def test_numbers_that_make_no_angles_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(KernelError):
+        frequencies(**PLAIN | wrong)

@@ -13,7 +13,8 @@ def combine(rows: F32, weights: F32) -> F32:
 
     Slot order is the router's rank order, 0 to k - 1: each product is rounded, then added.
     """
-    merged = rows[:, 0] * weights[:, 0, None]
-    for slot in range(1, rows.shape[1]):
-        merged += rows[:, slot] * weights[:, slot, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        merged = rows[:, 0] * weights[:, 0, None]
+        for slot in range(1, rows.shape[1]):
+            merged += rows[:, slot] * weights[:, slot, None]
     return merged

@@ -49,6 +49,12 @@ class NumpyBackend:
 
     def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
         """Unweighted output rows [n, D] float32 for x [n, D]."""
+        # What overflows is not finite, and whoever takes the rows looks for that.
+        with np.errstate(all="ignore"):
+            return self._rows(expert, x)
+
+    @staticmethod
+    def _rows(expert: ExpertWeights, x: F32) -> F32:
         gate = reference.matmul(x, weight=expert.gate)
         up = reference.matmul(x, weight=expert.up)
         if expert.gate_bias is not None:

@@ -8,6 +8,9 @@ same run: what bare ZeroMQ takes to carry the same bytes between two processes, 
 
 from __future__ import annotations
 
+import kernels  # noqa: F401 - before numpy: it sets one BLAS thread, as in every real run
+
+# isort: split
 import argparse
 import json
 import logging

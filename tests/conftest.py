@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import kernels  # noqa: F401 - before numpy: it sets one BLAS thread, as in every real run
+
+# isort: split
 from collections.abc import Callable
 from pathlib import Path
 

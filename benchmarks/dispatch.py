@@ -70,7 +70,7 @@ class OneLayer:
         return "silu"
 
     def slice_data(self, tensor: str, expert: int) -> memoryview:
-        return self._data[tensor][expert].data.cast("B")
+        return memoryview(self._data[tensor][expert]).cast("B")
 
     def slice_shape(self, tensor: str) -> tuple[int, int]:
         return (WIDTH, INNER) if tensor == "down" else (INNER, WIDTH)

@@ -6,11 +6,10 @@ closed sets here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, get_args
+from enum import StrEnum
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 
@@ -44,21 +43,15 @@ _LIMITS: Mapping[str, Any] = {
 }
 
 
-class DType(Enum):
+class DType(StrEnum):
     """Element types of tensor frames, little-endian."""
 
     F32 = "f32"
     I32 = "i32"
     U8 = "u8"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an element."""
-        return 1 if self is DType.U8 else 4
 
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A frame's bytes with what they hold. `data` is any contiguous buffer of exactly the right size."""
 
     dtype: DType
@@ -71,14 +64,15 @@ class _Rule:
     """What a tensor of a message has to be: for each dimension its least and its greatest extent."""
 
     dtype: DType
+    item_bytes: int
     extents: tuple[tuple[int, int], ...]
 
 
 #: The tensors that each message carries. Others carry none.
 _TENSORS: Mapping[type[Any], tuple[_Rule, ...]] = {
-    Run: (_Rule(DType.F32, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule(DType.I32, ((1, MAX_PAIRS), (2, 2)))),
-    Rows: (_Rule(DType.F32, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
-    Chunk: (_Rule(DType.U8, ((1, CHUNK_BYTES),)),),
+    Run: (_Rule(DType.F32, 4, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule(DType.I32, 4, ((1, MAX_PAIRS), (2, 2)))),
+    Rows: (_Rule(DType.F32, 4, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
+    Chunk: (_Rule(DType.U8, 1, ((1, CHUNK_BYTES),)),),
 }
 _TO_BACKBONE: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToBackbone)}
 _TO_WORKER: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToWorker)}
@@ -90,9 +84,9 @@ def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[Any]:
     header = {
         "kind": type(message).__name__,
         "fields": to_wire(message),
-        "tensors": [[t.dtype.value, list(t.shape)] for t in tensors],
+        "tensors": [(t.dtype, t.shape) for t in tensors],
     }
-    return [msgpack.packb(header), *[t.data for t in tensors]]
+    return [msgpack.packb(header, default=to_wire), *[t.data for t in tensors]]
 
 
 def decode_to_backbone(frames: Sequence[Any]) -> tuple[ToBackbone, tuple[Tensor, ...]]:
@@ -149,13 +143,14 @@ def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
     if type(spec) is not list or len(spec) != 2 or type(spec[1]) is not list:
         raise ProtocolError(f"{kind.__name__}: a tensor is described by its dtype and its shape")
     dtype, shape = spec
-    if dtype != rule.dtype.value or len(shape) != len(rule.extents):
+    if dtype != rule.dtype or len(shape) != len(rule.extents):
         named = f"{one_line(dtype, 16)!r} with {len(shape)} dimensions"
         raise ProtocolError(f"{kind.__name__}: a tensor of {named} is not allowed")
+    size, view = rule.item_bytes, memoryview(frame)
     for extent, (least, most) in zip(shape, rule.extents, strict=True):
         if type(extent) is not int or not least <= extent <= most:
             raise ProtocolError(f"{kind.__name__}: an extent of {one_line(extent, 32)}, not from {least} to {most}")
-    size, view = math.prod(shape) * rule.dtype.nbytes, memoryview(frame)
+        size *= extent
     if size > MAX_FRAME_BYTES:
         raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
     if view.nbytes != size:

@@ -35,11 +35,10 @@ def one_line(text: object, most: int = MOST_TEXT) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def to_wire(value: Any) -> Any:
-    """What MessagePack packs for a message's field."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_wire(getattr(value, name)) for name in _names(type(value))}
-    return [to_wire(item) for item in value] if isinstance(value, tuple) else value
+def to_wire(message: Any) -> dict[str, Any]:
+    """A dataclass as the map that MessagePack packs; what it holds of other dataclasses is left to another call."""
+    kind: Any = type(message)
+    return {name: getattr(message, name) for name in _names(kind)}
 
 
 def from_wire(kind: type[T], data: Any) -> T:

@@ -18,7 +18,7 @@ HEARTBEAT_MS = 1000
 SILENCE_MS = 5000  #: after which a connection is given up and made again
 HANDSHAKE_MS = 10_000
 QUEUE_MESSAGES = 256
-COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
+COPY_BELOW_BYTES = 1 << 20  #: above this keeping ours alive is cheaper than a copy: a thread is woken to let go of it
 _NEWS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -64,6 +64,7 @@ class _Binder:
         prologue = self._part(self._sections("prologue"), None)
         layers = tuple(self._layer(i) for i in range(layer_count))
         epilogue = self._part(self._sections("epilogue"), None)
+        self._last_rows()
         if self.problems:
             raise ArchdefError([self._told(*p) for _, p in sorted(self.problems.items(), key=_place)])
         return Program(
@@ -75,6 +76,13 @@ class _Binder:
             memories=self.memories,
             warnings=tuple(self._warnings()),
         )
+
+    def _last_rows(self) -> None:
+        """The result is asked for some rows only: an epilogue that keeps all of them would give other rows' logits."""
+        register = self.registers.get("logits")
+        if register is not None and not register.last:
+            span = self._sections("epilogue")[0].span
+            self.problem(span, "logits holds all rows; keep those that are wanted before the head: x = last(x)")
 
     def _params(self) -> None:
         for name, literal in self.document.params.items():
@@ -261,8 +269,8 @@ class _Binder:
     def _skipped_layer(self, tensor: str) -> bool:
         """Whether a tensor belongs to a block that plain decoding leaves out (`nextn_predict_layers`)."""
         head, _, rest = tensor.partition(".")
-        index = rest.partition(".")[0]
-        return head == "blk" and index.isdecimal() and int(index) >= self.facts.layer_count
+        index, count = rest.partition(".")[0], self.facts.layer_count
+        return head == "blk" and index.isdecimal() and count <= int(index) < self.facts.whole("block_count", None)
 
 
 def _register(choice: Choice) -> str:

@@ -100,7 +100,7 @@ def load_library(directory: Path | None = None) -> Library:
     _load_into(definitions, broken, BUILT_IN, built_in=True)
     if directory is not None:
         if not directory.is_dir():
-            raise _refuse(str(directory), "no such directory (EXPERTSWARM_ARCHDEFS)")
+            raise _refuse(str(directory), "no folder of definitions (--archdefs, EXPERTSWARM_ARCHDEFS)")
         _load_into(definitions, broken, directory, built_in=False)
     return Library(definitions, broken)
 

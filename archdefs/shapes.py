@@ -65,8 +65,8 @@ def embed(s: Shapes) -> tuple[Register, ...]:
 
 
 def _eps(s: Shapes) -> None:
-    if s.numbers["eps"] < 0:
-        raise Mismatch("", f"eps is {s.numbers['eps']:g}; it cannot be below 0")
+    if not 0 <= s.numbers["eps"] <= 1:
+        raise Mismatch("", f"eps is {s.numbers['eps']:g}; from 0 to 1 is possible")
 
 
 def rms_norm(s: Shapes) -> tuple[Register, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from archdefs import ArchdefError
 from kernels.errors import KernelError
@@ -51,16 +53,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone. Python would complain again when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a stream that cannot be written
+        return _failed(error, 1)
     return code
 
 
 def _speak_utf8() -> None:
-    """Prompts and answers are UTF-8 whatever the locale says; what is none shows as U+FFFD rather than ends the run."""
+    """Prompts and answers are UTF-8 whatever the locale says; what is none shows as U+FFFD rather than ends the run.
+
+    A stream that was closed before we began reads as empty, or takes everything.
+    """
+    sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115 - until the process ends
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _failed(error: Exception, code: int) -> int:
-    print(f"backbone: error: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"backbone: error: {error}", file=sys.stderr)
     return code

@@ -147,7 +147,17 @@ def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
         program = bind(definition, gguf.metadata, dims, str(path))
     except ArchdefError as error:
         raise UsageError(f"{path}: cannot be run as {architecture!r}\n{error}") from None
+    _same_vocabulary(program, dims, path)
     try:
         return Model(gguf, definition, program, backend)
     except KernelError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def _same_vocabulary(program: Program, dims: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Every token that the head can choose has an embedding, and every embedding can be chosen."""
+    logits = program.slot_widths[program.logits]
+    for step in program.prologue:
+        if step.op == "embed" and dims[step.tensors["weight"]][1] != logits:
+            name = step.tensors["weight"]
+            raise UsageError(f"{path}: {name} has {dims[name][1]} tokens and the head {logits}; the file is damaged")

@@ -45,7 +45,12 @@ class Session:
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. TokenizerError when it is of a kind that is not known."""
-        return load_tokenizer(self.model.gguf.metadata, str(self.model.path))
+        tokenizer = load_tokenizer(self.model.gguf.metadata, str(self.model.path))
+        if tokenizer.size > self.model.vocabulary:
+            raise UsageError(
+                f"{self.model.path}: {tokenizer.size} tokens are named and the model has {self.model.vocabulary}"
+            )
+        return tokenizer
 
     def workers(self) -> list[WorkerReport]:
         """What each worker did."""

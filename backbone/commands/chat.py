@@ -16,7 +16,7 @@ from ..provenance import cache_folder
 from ..session import Session, open_session
 from ..settings import add_flags, resolve
 from ..terminal import ProgressLine, dim
-from .generate import MODEL_FLAGS, SAMPLING_FLAGS, generate_options, shower
+from .generate import MODEL_FLAGS, SAMPLING_FLAGS, STOPS, generate_options, shower
 
 HELP = "/reset forgets the conversation, /system TEXT sets the system message and forgets, /quit ends (or Ctrl-D)"
 
@@ -39,13 +39,14 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the other side leaves."""
     with open_session(resolve(args, os.environ)) as session:
         chat = Chat(session, args)
-        if sys.stdin.isatty():
+        is_piped = not sys.stdin.isatty()
+        if not is_piped:
             print(dim(f"{session.model.path.name}: {HELP}", sys.stderr), file=sys.stderr)
             with _history():
                 chat.loop(lambda: input("> "))
         else:
             chat.loop(_line_of_pipe)
-    return 0
+    return 1 if is_piped and chat.failed else 0
 
 
 def _line_of_pipe() -> str:
@@ -85,6 +86,7 @@ class Chat:
         template_of(session.model.gguf.metadata, str(session.model.path), args.template)  # said before the first line
         self._options = generate_options(session.settings, args)
         self._system: str | None = args.system
+        self.failed = False  #: whether any line got an error in place of an answer
         self._messages: list[dict[str, str]] = []
         self._sequence = session.engine.new_sequence()
         self._reset()
@@ -97,7 +99,10 @@ class Chat:
         while True:
             try:
                 line = ask().strip()
-            except (EOFError, KeyboardInterrupt):
+            except KeyboardInterrupt:
+                print(dim(f"\n{HELP}", sys.stderr), file=sys.stderr)
+                continue
+            except EOFError:
                 print(file=sys.stderr)
                 return
             if line == "/quit":
@@ -108,6 +113,7 @@ class Chat:
                 try:
                     self._answer(line)
                 except BackboneError as error:
+                    self.failed = True
                     print(f"backbone: error: {error}", file=sys.stderr)
                 except KeyboardInterrupt:  # before the first token: there is nothing to keep of it
                     print(dim("(stopped)", sys.stderr), file=sys.stderr)
@@ -131,7 +137,7 @@ class Chat:
         sys.stdout.write("\n")
         sys.stdout.flush()
         if answer.stop in ("limit", "length", "cancelled"):
-            print(dim(f"(stopped by {answer.stop})", sys.stderr), file=sys.stderr)
+            print(dim(f"(stopped: {STOPS[answer.stop]})", sys.stderr), file=sys.stderr)
         # What was said stays said, also when it was broken off.
         self._messages = [*said, {"role": "assistant", "content": answer.text}]
 

@@ -18,6 +18,14 @@ from ..settings import Settings, add_flags, resolve
 from ..terminal import ProgressLine, dim, table
 
 MAX_PROMPT_BYTES = 1 << 24
+#: Why an answer stopped, in words.
+STOPS = {
+    "eos": "the model's end token",
+    "limit": "-n tokens",
+    "length": "the context is full",
+    "stop": "a stop string",
+    "cancelled": "Ctrl-C",
+}
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 MODEL_FLAGS = ("model", "workers", "worker_memory", "backend", "archdefs", "context")
 
@@ -163,7 +171,7 @@ def summary(session: Session, answer: Answer) -> str:
             lines.append(f"{session.swarm.local_calls} expert calls were computed by the backbone")
     lines.append(
         f"prompt: {answer.prompt.tokens} tokens, {answer.prompt.rate:.1f}/s; answer: {answer.decode.tokens} tokens, "
-        f"{answer.decode.rate:.1f}/s; stopped by {answer.stop}"
+        f"{answer.decode.rate:.1f}/s; stopped: {STOPS[answer.stop]}"
     )
     p = session.provenance()
     lines.append(

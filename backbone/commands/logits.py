@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from kernels.interface import F32
+
 from ..engine import Engine
-from ..errors import UsageError
+from ..errors import BackboneError, UsageError
 from ..session import open_session
 from ..settings import add_flags, resolve
 from .generate import MODEL_FLAGS, parse_ids
@@ -38,12 +41,34 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--batch {args.batch}: a number of rows is needed (0: the default)")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder; name a file")
     with open_session(resolve(args, os.environ)) as session:
         engine = session.engine
         if args.batch:
             engine = Engine(session.model, engine.experts, context=engine.context, chunk_rows=args.batch)
         logits = engine.extend(engine.new_sequence(), ids, want_all=True)
-    with out.open("wb") as file:  # an open file keeps numpy from adding .npy to the name
-        np.save(file, logits)
+    _write(out, logits)
     print(f"{out}: float32 {logits.shape[0]} x {logits.shape[1]}", file=sys.stderr)
     return 0
+
+
+def _write(out: Path, logits: F32) -> None:
+    """Write a file whole or not at all; what is no regular file, such as a pipe, is written as it is."""
+    is_special = out.exists() and not out.is_file()
+    half = out if is_special else out.with_name(f"{out.name}.part")
+    try:
+        with half.open("wb") as file:
+            file.write(_npy(logits))
+        if not is_special:
+            half.replace(out)
+    except OSError as error:
+        if not is_special:
+            half.unlink(missing_ok=True)
+        raise BackboneError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+def _npy(logits: F32) -> bytes:
+    data = io.BytesIO()
+    np.save(data, logits)
+    return data.getvalue()

@@ -218,7 +218,7 @@ def test_expert_shapes(tmp_path: Path, tensor: str, shape: tuple[int, ...], prob
 
 def test_eps_below_zero_is_refused(tmp_path: Path) -> None:
     found = bind_problems(tmp_path, text("\nrelu(x)"), metadata(attention__layer_norm_rms_epsilon=-1.0))
-    assert found == ["8: rms_norm: eps is -1; it cannot be below 0"]
+    assert found == ["8: rms_norm: eps is -1; from 0 to 1 is possible"]
 
 
 def test_attention_shapes(tmp_path: Path) -> None:
@@ -254,6 +254,17 @@ def test_rows_kept_by_last_do_not_meet_all_rows(tmp_path: Path) -> None:
     epilogue = "epilogue\n  y = last(x)\n  add(x, y)\n  logits = matmul(y, output.weight)\n"
     (found,) = bind_problems(tmp_path, text("\nrelu(x)", epilogue=epilogue))
     assert found.endswith("one register holds all rows and the other only those that last() kept")
+
+
+def test_logits_of_all_rows_are_refused(tmp_path: Path) -> None:
+    epilogue = "epilogue\n  logits = matmul(x, output.weight)\n"
+    (found,) = bind_problems(tmp_path, text("\nrelu(x)", epilogue=epilogue))
+    assert found == "7: logits holds all rows; keep those that are wanted before the head: x = last(x)"
+
+
+def test_layers_beyond_the_count_are_told_of(tmp_path: Path) -> None:
+    program = bound(tmp_path, text("\nrelu(x)"), metadata(block_count=1))
+    assert any("and 11 more" in warning for warning in program.warnings)  # of 16: both layers'
 
 
 def test_a_param_with_the_name_of_a_key_is_an_error(tmp_path: Path) -> None:

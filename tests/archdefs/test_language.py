@@ -186,7 +186,7 @@ def test_a_file_of_the_operators_wins_by_name(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ArchdefError, match="no such directory"):
+    with pytest.raises(ArchdefError, match="no folder of definitions"):
         load_library(tmp_path / "absent")
 
 

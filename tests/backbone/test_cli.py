@@ -127,6 +127,22 @@ def test_text_is_utf8_whatever_the_locale_says() -> None:
     assert json.loads(backbone("detokenize", "--jsonl", stdin=ids, **ascii_only).stdout) == "é🙂"
 
 
+def test_streams_that_are_closed_or_full(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    line = " ".join(command("generate", "'In the'", "-n", "3", "--workers", "0"))
+    for redirect, code in ((">&-", 0), ("2>&-", 0), ("<&-", 0), (">/dev/full", 1), ("2>/dev/full", 1)):
+        done = subprocess.run(f"{line} {redirect}", shell=True, capture_output=True, text=True, env=env, check=False)  # noqa: S602
+        assert "Traceback" not in done.stderr, redirect
+        assert done.returncode == code, redirect
+    assert error("logits", "--ids", "1", "--out", str(tmp_path)).endswith("is a folder; name a file\n")
+    backbone("logits", "--ids", "1", "--out", "/dev/full", code=1)
+
+
+def test_an_embedding_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"token_embd.weight has 8 tokens and the head 9; the file is damaged"):
+        load(sparse_model(tmp_path, 9))
+
+
 def test_seeds() -> None:
     def drawn(seed: str) -> list[int]:
         args = ("--temp", "1.5", "--top-k", "40", "--seed", seed, "-n", "8", "--json", "--workers", "0")
@@ -159,7 +175,10 @@ def test_seeds() -> None:
         (("generate", "a", "--chat"), "{demo}: the model has no chat template; give one with --template FILE"),
         (("generate", "a b c d e", "-c", "3"), "6 tokens do not fit the context of 3; raise it with -c"),
         (("generate", "a", "-m", "absent.gguf"), "no model 'absent.gguf'; looked at {cwd}/absent.gguf, "),
-        (("generate", "a", "--archdefs", "absent"), "absent:1:1: no such directory (EXPERTSWARM_ARCHDEFS)"),
+        (
+            ("generate", "a", "--archdefs", "absent"),
+            "absent:1:1: no folder of definitions (--archdefs, EXPERTSWARM_ARCHDEFS)",
+        ),
         (("logits", "--ids", "1", "--out", "no/where.npy"), "--out no/where.npy: there is no folder no"),
     ],
 )
@@ -217,7 +236,6 @@ def sparse_model(folder: Path, vocabulary: int) -> Path:
 
 
 def test_a_matrix_of_too_many_rows_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
-    load(sparse_model(tmp_path, 1 << 20))
     path = sparse_model(tmp_path, (1 << 20) + 1)
     tracemalloc.start()
     try:
@@ -290,7 +308,7 @@ def test_ctrl_c_ends_an_answer_and_its_workers() -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "stopped by cancelled" in stderr
+    assert "stopped: Ctrl-C" in stderr
     assert "Traceback" not in stderr
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 

@@ -141,7 +141,7 @@ def test_the_embedded_model_has_its_full_sha256(status: Any) -> None:
     ("argv", "clause"),
     [
         (("--model", "nix"), "no model 'nix'"),
-        (("--archdefs", "nix"), "nix:1:1: no such directory"),
+        (("--archdefs", "nix"), "nix:1:1: no folder of definitions"),
         (("--archdefs", "x" * 300), "File name too long"),
         (("--backend", "nunpy"), "no backend 'nunpy'; did you mean 'numpy'?"),
         (("--workers", "nunpy:2"), "no backend 'nunpy'"),

@@ -40,10 +40,12 @@ def test_a_worker_killed_between_two_calls(model: TinyExperts, caplog: pytest.Lo
         assert swarm.local_calls == model.layers
         dead, alive = swarm.report()
     assert (dead.state, alive.state) == ("lost", "serving")
-    assert dead.failures == ["its process was ended by SIGKILL"]
+    # Which of its ends is noticed first, the process's or the connection's, is the system's choice.
+    (reason,) = dead.failures
+    assert reason in ("its process was ended by SIGKILL", "its connection is gone")
     assert alive.calls == 1 + model.layers
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warnings == ["worker local-1 is lost: its process was ended by SIGKILL; its calls are computed here"]
+    assert warnings == [f"worker local-1 is lost: {reason}; its calls are computed here"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 
+MOST_BEFORE, MOST_SHOWN = 100, 200  #: characters of a line that are shown before its place, and in all
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A place in a definition: line and column count from 1."""
@@ -28,9 +31,12 @@ class Problem:
         head = f"{self.file}:{self.span.line}:{self.span.column}: {self.message}"
         if not self.excerpt:
             return head
+        # Of a very long line only what is near the place is of use.
+        start = max(0, self.span.column - 1 - MOST_BEFORE)
+        shown = self.excerpt[start : start + MOST_SHOWN]
         # A tab keeps its width under the caret only when it is a tab there too.
-        before = "".join("\t" if c == "\t" else " " for c in self.excerpt[: self.span.column - 1])
-        return f"{head}\n{self.excerpt}\n{before}^"
+        before = "".join("\t" if c == "\t" else " " for c in shown[: self.span.column - 1 - start])
+        return f"{head}\n{shown}\n{before}^"
 
 
 class ArchdefError(Exception):

@@ -19,6 +19,7 @@ from .errors import UsageError
 from .executor import Executor
 from .experts import LocalExperts
 
+MOST_NAME = 100  #: characters of an architecture's name
 _BIASES = ("gate_bias", "up_bias", "down_bias")
 
 
@@ -139,6 +140,10 @@ def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
     architecture = gguf.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise UsageError(f"{path}: the metadata has no 'general.architecture'; this is no language model")
+    if len(architecture) > MOST_NAME:
+        raise UsageError(
+            f"{path}: 'general.architecture' has {len(architecture)} characters; this is no language model"
+        )
     if not gguf.tensors:
         raise UsageError(f"{path}: a vocabulary without tensors; it can tokenize, not generate")
     dims = {name: info.dims for name, info in gguf.tensors.items()}

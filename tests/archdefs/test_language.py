@@ -101,6 +101,14 @@ def test_problem_shows_the_line_with_a_caret(tmp_path: Path) -> None:
     assert str(raised.value) == f"{place}\n  siluu(x)\n  ^"
 
 
+def test_of_a_very_long_line_only_the_place_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(ArchdefError) as raised:
+        load(tmp_path, text("\n" + " " * 5000 + "siluu(x)" + " " * 5000))
+    _, shown, caret = str(raised.value).split("\n")
+    assert len(shown) <= 200
+    assert shown[len(caret) - 1 :].startswith("siluu(x)")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-
 MOST_BEFORE, MOST_SHOWN = 100, 200  #: characters of a line that are shown before its place, and in all
 
 

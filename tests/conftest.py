@@ -5,11 +5,17 @@ from __future__ import annotations
 import kernels  # noqa: F401 - before numpy: it sets one BLAS thread, as in every real run
 
 # isort: split
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from goldens import quantised_file, write_f32_models
+
+
+# A run in the background inherits that Ctrl-C is ignored, and would hand it on to the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

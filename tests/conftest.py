@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from goldens import quantised_file, write_f32_models
 
-
 # A run in the background inherits that Ctrl-C is ignored, and would hand it on to the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

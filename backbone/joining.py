@@ -66,7 +66,7 @@ class Joining:
 
     def assign(self, place: Place) -> None:
         """Give every worker its experts."""
-        candidates = [Candidate(name=p.name, memory_bytes=p.worker.spec.memory_bytes) for p in self._roster]
+        candidates = [Candidate(name=p.name, memory_bytes=p.memory_bytes) for p in self._roster]
         plan = place(expert_bytes(self._slices.store), candidates)
         if plan.describe():
             log.warning("%s", plan.describe())
@@ -125,7 +125,7 @@ class Joining:
         is_back = peer.calls_route is not None or peer.is_lost
         actions = self.lose(peer, "its connection broke and came back") if is_back else []
         report = peer.report
-        peer.calls_route, report.state = route, "joined"
+        peer.calls_route, peer.memory_bytes, report.state = route, hello.memory_bytes, "joined"
         report.backend, report.device, report.build = hello.backend, hello.device, hello.build
         report.numeric_class = str(hello.numeric_class)
         self.send(route, Welcome(report.name))

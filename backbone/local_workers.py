@@ -27,6 +27,8 @@ class WorkerSpec:
 
     backend: str
     memory_bytes: int = 0  #: for experts; 0: no bound
+    threads: int = 0  #: that compute; 0: one for each physical core
+    activations: str = "f32"  #: dtype in which they are multiplied
 
 
 def parse_workers(text: str, default_backend: str) -> list[str]:
@@ -120,6 +122,8 @@ def start_worker(
         "secret_key": secret.decode(),
         "backend": spec.backend,
         "memory_bytes": spec.memory_bytes,
+        "threads": spec.threads,
+        "activations": spec.activations,
         "model": "" if model is None else str(model.absolute()),
         "quiet": True,  # a bar in a file is of no use: the backbone shows how far its workers are
     }

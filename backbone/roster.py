@@ -33,6 +33,7 @@ class Peer:
     report: WorkerReport
     calls_route: bytes | None = None
     weights_route: bytes | None = None
+    memory_bytes: int = 0  #: what it says that it may hold of experts; 0: no bound
     epoch: int = 0
     holds: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     to_load: set[int] = field(default_factory=set)  #: layers assigned and not ready

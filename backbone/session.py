@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from archdefs import ArchdefError, Library, load_library
+from kernels.cores import usable_cores
 from kernels.errors import BackendUnavailable
-from kernels.interface import DenseBackend
+from kernels.interface import DenseBackend, Options
 from kernels.registry import make_backend
 
 from .discovery import DEMO, resolve_model
@@ -85,10 +86,10 @@ def open_library(settings: Settings) -> Library:
         raise UsageError(f"{settings.archdefs}: cannot be read: {error.strerror} (EXPERTSWARM_ARCHDEFS)") from None
 
 
-def open_backend(name: str) -> DenseBackend:
-    """A backend by name. UsageError says why it cannot be had."""
+def open_backend(name: str, settings: Settings) -> DenseBackend:
+    """A backend by name, with the settings' options. UsageError says why it cannot be had."""
     try:
-        return make_backend(name)
+        return make_backend(name, Options(threads=settings.threads, activations=settings.activations))
     except BackendUnavailable as error:
         raise UsageError(str(error)) from None
 
@@ -97,10 +98,10 @@ def open_backend(name: str) -> DenseBackend:
 def open_session(settings: Settings) -> Iterator[Session]:
     """Load the model that the settings name and start its workers; end them with the block."""
     path = resolve_model(settings.model, os.environ)
-    backend = open_backend(settings.backend)
+    backend = open_backend(settings.backend, settings)
     workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), settings.backend)
     for name in set(workers) - {settings.backend}:
-        open_backend(name)  # said here, once, rather than by a worker that cannot start
+        open_backend(name, settings)  # said here, once, rather than by a worker that cannot start
     model = load_model(path, open_library(settings), backend)
     for warning in model.warnings:
         log.warning("%s", warning)
@@ -119,9 +120,22 @@ def open_session(settings: Settings) -> Iterator[Session]:
         yield Session(settings, model, Engine(model, experts, context=_context(settings, model)), swarm, digest)
 
 
+def worker_threads(asked: int, workers: int) -> int:
+    """Compute threads of each of so many local workers: they share out what was asked for, or all cores (0)."""
+    return max(1, (asked or usable_cores()) // workers)
+
+
 def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
     progress = ProgressLine(sys.stderr)
-    specs = [WorkerSpec(backend=name, memory_bytes=settings.worker_memory) for name in workers]
+    specs = [
+        WorkerSpec(
+            backend=name,
+            memory_bytes=settings.worker_memory,
+            threads=worker_threads(settings.threads, len(workers)),
+            activations=settings.activations,
+        )
+        for name in workers
+    ]
     try:
         return Swarm(model, specs, local=model.local_experts, on_progress=progress.show)
     finally:

@@ -14,27 +14,22 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kernels.registry import ACTIVATION_DTYPES
+from protocol.sizes import parse_size
+
 from .errors import UsageError
 
 PREFIX = "EXPERTSWARM_"
 MAX_DOTENV_BYTES = 1 << 20
 _COMMENT = re.compile(r"(?:^|\s+)#")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `800M`, `1.5G`, `2GiB` or a plain number. ValueError when it is none of these."""
-    word = text.strip().lower().removesuffix("b")
-    digits = word.rstrip("kmgti")
-    size = float(digits) * _UNITS[word[len(digits) :]] if word[len(digits) :] in _UNITS else math.nan
-    if not 0 <= size < 1 << 60:
-        raise ValueError(text)
-    return int(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One setting. `kind` is str, int, float or "size"; bounds hold for numbers, both ends included."""
+    """One setting. `kind` is str, int, float or "size"; bounds hold for numbers, both ends included.
+
+    `choices` are all the texts that a str may be; without any it may be each.
+    """
 
     name: str
     flags: tuple[str, ...]
@@ -44,6 +39,7 @@ class Knob:
     least: float = -math.inf
     most: float = math.inf
     metavar: str = "N"
+    choices: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
@@ -52,6 +48,8 @@ class Knob:
 
     def parse(self, text: str, place: str) -> Any:
         """The value of a text. UsageError names the place it came from."""
+        if self.choices and text not in self.choices:
+            raise UsageError(f"{place}: {text!r} is not one of {', '.join(self.choices)}")
         if self.kind is str:
             return text
         try:
@@ -81,6 +79,24 @@ KNOBS: tuple[Knob, ...] = (
         default="numpy",
         metavar="NAME",
         help="what the backbone itself computes with",
+    ),
+    Knob(
+        name="threads",
+        flags=("--threads",),
+        kind=int,
+        default=0,
+        least=0,
+        most=1024,
+        help="compute threads of this process (0: one for each physical core); local workers share as many out",
+    ),
+    Knob(
+        name="activations",
+        flags=("--activations",),
+        kind=str,
+        default="f32",
+        metavar="|".join(ACTIVATION_DTYPES),
+        choices=ACTIVATION_DTYPES,
+        help="dtype of the activations that are multiplied: f32, or i16, which is faster and less precise",
     ),
     Knob(
         name="archdefs",

@@ -87,7 +87,7 @@ def _check_backends(settings: Settings, problems: list[str]) -> None:
         problems.append(str(error))
     for name in dict.fromkeys(names):
         try:
-            open_backend(name)
+            open_backend(name, settings)
         except UsageError as error:
             problems.append(str(error))
 

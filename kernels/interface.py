@@ -48,6 +48,14 @@ class ExpertWeights:
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes + sum(b.nbytes for b in biases if b is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a backend is to compute, so far as it has a choice."""
+
+    threads: int = 0  #: that compute; 0: one for each physical core available to the process
+    activations: str = "f32"  #: dtype of the activations that are multiplied: "f32" or "i16"
+
+
 class Backend(Protocol):
     """A way to compute expert rows on some hardware."""
 

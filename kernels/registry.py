@@ -6,25 +6,35 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from .errors import BackendUnavailable
-from .interface import DenseBackend
+from .interface import DenseBackend, Options
+
+#: What `Options.activations` may be; not every backend computes with each.
+ACTIVATION_DTYPES = ("f32", "i16")
+_DEFAULT = Options()
 
 
-def _numpy() -> DenseBackend:
+def _numpy(options: Options) -> DenseBackend:
+    if options.activations != "f32":
+        raise BackendUnavailable(
+            f"numpy computes with f32 activations only; {options.activations} needs --backend native"
+        )
     from .backends.numpy_cpu import NumpyBackend  # imported here: it reads the machine's CPU and BLAS
 
     return NumpyBackend()
 
 
-BACKENDS: Mapping[str, Callable[[], DenseBackend]] = {"numpy": _numpy}
+BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {"numpy": _numpy}
 
 
-def make_backend(name: str) -> DenseBackend:
-    """The backend of this name. BackendUnavailable when there is none or it cannot run here."""
+def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
+    """The backend of this name. BackendUnavailable when there is none, or it cannot run here or as asked."""
     if name not in BACKENDS:
         near = get_close_matches(name, BACKENDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
         raise BackendUnavailable(f"no backend {name!r}; {hint}")
-    return BACKENDS[name]()
+    if options.activations not in ACTIVATION_DTYPES:
+        raise BackendUnavailable(f"no activations {options.activations!r}; there are {', '.join(ACTIVATION_DTYPES)}")
+    return BACKENDS[name](options)
 
 
 def probe() -> dict[str, str | None]:

@@ -27,6 +27,8 @@ class Session:
     secret_key: str
     backend: str
     memory_bytes: int  #: for experts; 0: no bound
+    threads: int  #: that compute; 0: one for each physical core
+    activations: str  #: dtype in which they are multiplied
     model: str  #: the model file on this machine; empty when the experts come over the wire
     quiet: bool  #: shows no progress
 
@@ -42,12 +44,15 @@ def read_session(stream: TextIO) -> Session:
         data = json.loads(stream.readline(MOST_CHARACTERS))
     except (ValueError, RecursionError):
         raise WorkerError("standard input holds no session; 'worker local' is started by the backbone") from None
-    kinds = {field.name: {"memory_bytes": int, "quiet": bool}.get(field.name, str) for field in fields(Session)}
+    numbers = {"memory_bytes": int, "threads": int, "quiet": bool}
+    kinds = {field.name: numbers.get(field.name, str) for field in fields(Session)}
     if not isinstance(data, dict) or data.keys() != kinds.keys():
         raise WorkerError(f"a session holds exactly {', '.join(kinds)}")
     for name, kind in kinds.items():
         if type(data[name]) is not kind:
             raise WorkerError(f"session: {name} is no {kind.__name__}")
+        if kind is int and data[name] < 0:
+            raise WorkerError(f"session: {name} is {data[name]}; it cannot be less than 0")
     return Session(**data)
 
 

@@ -171,6 +171,12 @@ def test_seeds() -> None:
         ),
         (("generate", "a", "--backend", "nunpy"), "no backend 'nunpy'; did you mean 'numpy'?"),
         (("generate", "a", "--workers", "cuda:1"), "no backend 'cuda'; there are numpy"),
+        (
+            ("generate", "a", "--backend", "numpy", "--activations", "i16"),
+            "numpy computes with f32 activations only; i16 needs --backend native",
+        ),
+        (("logits", "--ids", "1", "--out", "x.npy", "--threads", "-1"), "--threads: -1 is out of range; from 0 to"),
+        (("chat", "--activations", "f16"), "--activations: 'f16' is not one of f32, i16"),
         (("generate", "a", "--system", "b"), "--system and --template belong to --chat"),
         (("generate", "a", "--chat"), "{demo}: the model has no chat template; give one with --template FILE"),
         (("generate", "a b c d e", "-c", "3"), "6 tokens do not fit the context of 3; raise it with -c"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backbone.errors import UsageError
-from backbone.settings import BY_NAME, KNOBS, Knob, Settings, add_flags, example, parse_size, resolve, survey
+from backbone.settings import BY_NAME, KNOBS, Knob, Settings, add_flags, example, resolve, survey
 
 
 def args(*argv: str) -> argparse.Namespace:
@@ -128,7 +127,7 @@ def test_unknown_variables_are_refused_and_others_left_alone(tmp_path: Path) -> 
     assert refusal(tmp_path, EXPERTSWARM_MODLE="x") == (
         "environment: no setting EXPERTSWARM_MODLE; did you mean EXPERTSWARM_MODEL?"
     )
-    assert "there are EXPERTSWARM_ARCHDEFS" in refusal(tmp_path, EXPERTSWARM_ZZZZZZZZZZZZZZ="x")
+    assert "there are EXPERTSWARM_ACTIVATIONS, EXPERTSWARM_ARCHDEFS" in refusal(tmp_path, EXPERTSWARM_ZZZZZZZZZZZZZZ="x")
     assert settings(tmp_path, EXPERTSWAR="x", PATH="y").model == ""
 
 
@@ -149,36 +148,24 @@ def test_the_example_with_every_line_uncommented_is_the_defaults(tmp_path: Path)
     assert settings(tmp_path, example())["predict"].source == "default"
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("1234", 1234),
-        ("800M", 800_000_000),
-        ("800MB", 800_000_000),
-        ("1.5G", 1_500_000_000),
-        ("2GiB", 2 << 30),
-        ("2 gi", 2 << 30),
-        (" 64k ", 64_000),
-        ("1TiB", 1 << 40),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+def test_choices_are_named(tmp_path: Path) -> None:
+    assert settings(tmp_path, "", "--activations", "i16").activations == "i16"
+    assert refusal(tmp_path, "", "--activations", "i8") == "--activations: 'i8' is not one of f32, i16"
+    assert refusal(tmp_path, "EXPERTSWARM_ACTIVATIONS=F32").endswith("'F32' is not one of f32, i16")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "M", "-1", "1X", "1MM", "nan", "inf", "1e400", "1 2", "9999999TiB", "0x10", "1ik"]
-)
-def test_texts_that_are_no_size(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  (the message is the caller's affair)
-        parse_size(text)
+def test_threads_have_a_bound(tmp_path: Path) -> None:
+    assert settings(tmp_path).threads == 0
+    assert settings(tmp_path, EXPERTSWARM_THREADS="1024").threads == 1024
+    assert refusal(tmp_path, "", "--threads", "1025") == "--threads: 1025 is out of range; from 0 to 1024 is allowed"
+    assert refusal(tmp_path, "", "--threads", "all") == "--threads: 'all' is not a whole number"
 
 
-@given(st.text(max_size=12))
-def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
-    with contextlib.suppress(ValueError):
-        assert 0 <= parse_size(text) < 1 << 60
+def test_a_text_that_is_no_size_is_refused(tmp_path: Path) -> None:
+    assert settings(tmp_path, "", "--worker-memory", "1.5G").worker_memory == 1_500_000_000
+    assert refusal(tmp_path, "", "--worker-memory", "much") == (
+        "--worker-memory: 'much' is not a size such as 800M or 2GiB"
+    )
 
 
 @given(st.sampled_from(KNOBS), st.text(max_size=20))
@@ -190,6 +177,7 @@ def test_any_text_is_a_value_in_range_or_one_line(known: Knob, text: str) -> Non
         assert len(str(error).splitlines()) == 1
     else:
         assert known.kind is str or known.least <= value <= known.most
+        assert not known.choices or value in known.choices
 
 
 def test_a_name_that_is_no_knob_is_an_attribute_error(tmp_path: Path) -> None:

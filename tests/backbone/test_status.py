@@ -22,6 +22,7 @@ from backbone.settings import KNOBS
 from backbone.tokenizer import PRE_TOKENIZERS
 from kernels import registry
 from kernels.errors import BackendUnavailable
+from kernels.interface import Options
 
 ARCHDEFS = Path(discovery.__file__).parents[1] / "archdefs"
 
@@ -147,6 +148,8 @@ def test_the_embedded_model_has_its_full_sha256(status: Any) -> None:
         (("--workers", "nunpy:2"), "no backend 'nunpy'"),
         (("--workers", "many"), "'many' is neither"),
         (("--temp", "hot"), "--temperature: 'hot' is not a number"),
+        (("--activations", "i8"), "'i8' is not one of f32, i16"),
+        (("--backend", "numpy", "--activations", "i16"), "numpy computes with f32 activations only"),
     ],
 )
 def test_what_the_configuration_names_and_is_broken(
@@ -180,7 +183,7 @@ def test_a_model_that_is_no_gguf_or_of_no_architecture_we_know(status: Any, tmp_
 
 
 def test_an_absent_backend_says_why(status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> Any:
+    def absent(_: Options) -> Any:
         raise BackendUnavailable("needs a device")
 
     monkeypatch.setattr(registry, "BACKENDS", dict(registry.BACKENDS) | {"far": absent})

@@ -28,7 +28,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.interface import F32, Backend, ExpertWeights, NumericClass
 from kernels.registry import make_backend
 from protocol import frames
 from protocol.messages import Hello, Message, Rows
@@ -44,8 +44,8 @@ _count = {"answers": 0, "corrupted": 0}
 class FaultyBackend:
     """A backend with something wrong."""
 
-    def __init__(self, name: str, faults: dict[str, str]) -> None:
-        self._inner, self._faults = make_backend(name), faults
+    def __init__(self, inner: Backend, faults: dict[str, str]) -> None:
+        self._inner, self._faults = inner, faults
         self.name, self.device = self._inner.name, self._inner.device
         self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
 
@@ -111,7 +111,7 @@ def main() -> int:
 
     Connection.send = send  # type: ignore[method-assign]
     experts.ExpertStore.add_chunk = add_chunk  # type: ignore[method-assign]
-    cli.make_backend = lambda name: FaultyBackend(name, faults)  # type: ignore[attr-defined, assignment, return-value]
+    cli.make_backend = lambda *how: FaultyBackend(make_backend(*how), faults)  # type: ignore[attr-defined, assignment, return-value]
     return cli.main(["local"])
 
 

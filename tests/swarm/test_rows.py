@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_an_abandoned_ticket_disturbs_nobody(model: TinyExperts) -> None:
         assert ask(swarm, 2, x, ids).tobytes() == expected(model, 2, x, ids)
         assert swarm.dropped > 0
         assert not [r for r in swarm.report() if r.failures]
+
+
+def test_a_workers_own_budget_is_kept(model: TinyExperts) -> None:
+    one = sum(len(model.slice_data(name, 0)) for name in model.expert_tensors[0].values())
+    command = [sys.executable, "-P", "-m", "worker", "local", "--memory", str(6 * one)]
+    with swarm_of(model, 2, local=NoLocal(), command=command) as swarm:
+        assert [r.experts for r in swarm.report()] == [6, 6]
+    with swarm_of(model, 1, command=command) as swarm:
+        assert [r.experts for r in swarm.report()] == [6]
 
 
 def test_a_budget_is_kept_and_the_rest_told(model: TinyExperts, caplog: pytest.LogCaptureFixture) -> None:

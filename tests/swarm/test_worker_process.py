@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from backbone.gate import Gate
 from backbone.local_workers import LocalWorker, WorkerSpec, start_worker
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
 from protocol.messages import Assign, Attach, Drain, Failed, Goodbye, Hello, Ready, Refused, Run, Slice, Welcome
+from worker.session import read_session
 
 PATIENCE_MS = 15_000
 
@@ -64,10 +67,11 @@ def bare(model: TinyExperts, request: pytest.FixtureRequest) -> Iterator[Bare]:
     gate = Gate("tcp://127.0.0.1:*")
     worker = start_worker(
         "w",
-        WorkerSpec(backend=options.get("backend", "numpy"), memory_bytes=options.get("memory_bytes", 0)),
+        WorkerSpec(**{"backend": "numpy"} | options.get("spec", {})),
         endpoint=gate.endpoint,
         server_key=gate.public_key,
         model=model.path,
+        command=options.get("command"),
     )
     if options.get("is_listed", True):
         gate.admit(worker.public_key)
@@ -99,9 +103,34 @@ def test_a_key_that_is_not_listed_is_told_so(bare: Bare) -> None:
     assert bare.end().endswith("the backbone does not let this worker's key in; it is not of this run")
 
 
-@pytest.mark.parametrize("bare", [{"backend": "nunpy"}], indirect=True)
+@pytest.mark.parametrize("bare", [{"spec": {"backend": "nunpy"}}], indirect=True)
 def test_an_unknown_backend_is_named(bare: Bare) -> None:
     assert bare.end().endswith("worker: error: no backend 'nunpy'; did you mean 'numpy'?")
+
+
+@pytest.mark.parametrize("bare", [{"spec": {"activations": "i16"}}], indirect=True)
+def test_what_its_backend_cannot_do_is_named(bare: Bare) -> None:
+    assert bare.end().endswith("worker: error: numpy computes with f32 activations only; i16 needs --backend native")
+
+
+LOCAL = [sys.executable, "-P", "-m", "worker", "local"]
+
+
+@pytest.mark.parametrize(
+    "bare", [{"spec": {"memory_bytes": 5}, "command": [*LOCAL, "--memory", "1.5k"]}], indirect=True
+)
+def test_its_own_bound_of_memory_is_over_the_backbones(bare: Bare) -> None:
+    assert bare.hear_greetings().memory_bytes == 1500
+
+
+ECHO = [sys.executable, "-c", "import sys; sys.stderr.write(sys.stdin.readline())"]
+
+
+@pytest.mark.parametrize("bare", [{"spec": {"threads": 3, "activations": "i16"}, "command": ECHO}], indirect=True)
+def test_it_is_told_its_threads_and_activations(bare: Bare) -> None:
+    bare.end()
+    session = read_session(io.StringIO(bare.worker.last_line() + "\n"))
+    assert (session.backend, session.threads, session.activations) == ("numpy", 3, "i16")
 
 
 def whole(model: TinyExperts, epoch: int, layer: int) -> Assign:
@@ -113,7 +142,7 @@ def whole(model: TinyExperts, epoch: int, layer: int) -> Assign:
     return Assign(epoch, layer, "silu", slices)
 
 
-@pytest.mark.parametrize("bare", [{"memory_bytes": 100_000}], indirect=True)
+@pytest.mark.parametrize("bare", [{"spec": {"memory_bytes": 100_000}}], indirect=True)
 def test_it_refuses_what_it_cannot_hold_or_was_not_assigned(bare: Bare, model: TinyExperts) -> None:
     assert bare.hear_greetings().memory_bytes == 100_000
     one = model.experts * 3 * 4 * model.width * model.inner

@@ -22,6 +22,8 @@ SESSION = {
     "secret_key": "k",
     "backend": "numpy",
     "memory_bytes": 0,
+    "threads": 2,
+    "activations": "f32",
     "model": "",
     "quiet": True,
 }
@@ -44,6 +46,9 @@ def test_a_session_is_one_line_of_json() -> None:
         (json.dumps(SESSION | {"more": 1}), "a session holds exactly"),
         (json.dumps(SESSION | {"memory_bytes": "1"}), "memory_bytes is no int"),
         (json.dumps(SESSION | {"quiet": 1}), "quiet is no bool"),
+        (json.dumps(SESSION | {"threads": True}), "threads is no int"),
+        (json.dumps(SESSION | {"threads": -1}), "threads is -1; it cannot be less than 0"),
+        (json.dumps(SESSION | {"activations": 16}), "activations is no str"),
         (json.dumps(SESSION | {"endpoint": None}), "endpoint is no str"),
     ],
 )
@@ -69,6 +74,11 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
     # Standard input has ended behind the session, so that the process may end before it can complain.
     assert unknown.returncode == 0 or "no backend 'nunpy'; did you mean 'numpy'?" in unknown.stderr
     assert run().returncode == 2
+    size = run("local", "--memory", "much", text=json.dumps(SESSION) + "\n")
+    assert (size.returncode, size.stderr) == (
+        2,
+        "worker: error: --memory: 'much' is not a size such as 800M or 2GiB\n",
+    )
 
 
 class Terminal(io.StringIO):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kernels.interface import F32
 from kernels.state import Rows, Sequence, Taps
 
+from .clock import Clock
 from .errors import UsageError
 from .executor import interleave
 from .experts import ExpertSource
@@ -65,11 +66,20 @@ class Answer:
 class Engine:
     """One loaded model, answering one request at a time; a sequence's memory can be kept between requests."""
 
-    def __init__(self, model: Model, experts: ExpertSource, *, context: int, chunk_rows: int = CHUNK_ROWS) -> None:
+    def __init__(
+        self,
+        model: Model,
+        experts: ExpertSource,
+        *,
+        context: int,
+        chunk_rows: int = CHUNK_ROWS,
+        clock: Clock | None = None,
+    ) -> None:
         self.model = model
         self.experts = experts
         self.context = context
         self._chunk_rows = chunk_rows
+        self._clock = clock  #: told where the time goes
 
     def new_sequence(self) -> Sequence:
         """An empty sequence."""
@@ -130,6 +140,15 @@ class Engine:
         logits: F32 = self.extend(sequence, [token])[0]
         return logits
 
+    def choose(self, sampler: Sampler, row: F32, sequence: Sequence) -> int:
+        """The next token of a sequence, for its logits [vocabulary]."""
+        if self._clock is None:
+            return sampler.choose(row, sequence.tokens)
+        self._clock.mark()
+        token = sampler.choose(row, sequence.tokens)
+        self._clock.lap("sampling")
+        return token
+
     def _refuse_unknown(self, tokens: Seq[int]) -> None:
         if not tokens:
             raise UsageError("there is no token to run: give a prompt")
@@ -181,7 +200,7 @@ class Engine:
         started = time.perf_counter()
         try:
             while (stop := self._ended(answer, options, sequence)) is None:
-                token = sampler.choose(row, sequence.tokens)
+                token = self.choose(sampler, row, sequence)
                 if options.digest:
                     answer.logits_sha256.append(logits_sha256(row))
                 answer.ids.append(token)

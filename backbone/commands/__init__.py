@@ -1,5 +1,5 @@
 """The subcommands: one module each, with `add_parser` and `run`."""
 
-from . import chat, generate, init, logits, status, tokenize
+from . import bench, chat, generate, init, logits, status, tokenize
 
-COMMANDS = (generate, chat, status, init, logits, tokenize)
+COMMANDS = (generate, chat, status, init, logits, bench, tokenize)

@@ -134,21 +134,7 @@ def as_json(session: Session, answer: Answer) -> dict[str, Any]:
             "prompt": {"tokens": answer.prompt.tokens, "seconds": round(answer.prompt.seconds, 6)},
             "decode": {"tokens": answer.decode.tokens, "seconds": round(answer.decode.seconds, 6)},
         },
-        "workers": [
-            {
-                "name": w.name,
-                "backend": w.backend,
-                "class": w.numeric_class,
-                "device": w.device,
-                "state": w.state,
-                "experts": w.experts,
-                "calls": w.calls,
-                "rows": w.rows,
-                "seconds": round(w.seconds, 6),
-                "failures": w.failures,
-            }
-            for w in session.workers()
-        ],
+        "workers": workers_as_json(session),
         "computed_locally": session.swarm.local_calls if session.swarm is not None else None,
         "provenance": session.provenance(),
     }
@@ -157,26 +143,53 @@ def as_json(session: Session, answer: Answer) -> dict[str, Any]:
     return result
 
 
+def workers_as_json(session: Session) -> list[dict[str, Any]]:
+    """What each worker is and did."""
+    return [
+        {
+            "name": w.name,
+            "backend": w.backend,
+            "class": w.numeric_class,
+            "device": w.device,
+            "state": w.state,
+            "experts": w.experts,
+            "calls": w.calls,
+            "rows": w.rows,
+            "seconds": round(w.seconds, 6),
+            "failures": w.failures,
+        }
+        for w in session.workers()
+    ]
+
+
 def summary(session: Session, answer: Answer) -> str:
     """The lines under an answer: workers, speed, what it came of."""
-    lines = list[str]()
-    if session.swarm is not None:
-        rows: list[tuple[str, ...]] = [("worker", "backend", "experts", "calls", "rows", "seconds", "state")]
-        for w in session.workers():
-            cells = (w.name, w.backend, str(w.experts), str(w.calls), str(w.rows), f"{w.seconds:.3f}", w.state)
-            rows.append(cells)
-        lines.append(table(rows))
-        lines += [f"{w.name}: {reason}" for w in session.workers() for reason in w.failures]
-        if session.swarm.local_calls:
-            lines.append(f"{session.swarm.local_calls} expert calls were computed by the backbone")
-    lines.append(
+    speed = (
         f"prompt: {answer.prompt.tokens} tokens, {answer.prompt.rate:.1f}/s; answer: {answer.decode.tokens} tokens, "
         f"{answer.decode.rate:.1f}/s; stopped: {STOPS[answer.stop]}"
     )
+    return "\n".join([*worker_lines(session), speed, provenance_line(session)])
+
+
+def worker_lines(session: Session) -> list[str]:
+    """A table of the workers, what went wrong with them, and what the backbone had to do itself."""
+    if session.swarm is None:
+        return []
+    rows: list[tuple[str, ...]] = [("worker", "backend", "experts", "calls", "rows", "seconds", "state")]
+    for w in session.workers():
+        cells = (w.name, w.backend, str(w.experts), str(w.calls), str(w.rows), f"{w.seconds:.3f}", w.state)
+        rows.append(cells)
+    lines = [table(rows), *(f"{w.name}: {reason}" for w in session.workers() for reason in w.failures)]
+    if session.swarm.local_calls:
+        lines.append(f"{session.swarm.local_calls} expert calls were computed by the backbone")
+    return lines
+
+
+def provenance_line(session: Session) -> str:
+    """Of which weights, definition, engine and classes it came. Waits for the weights' sha256."""
     p = session.provenance()
-    lines.append(
+    return (
         f"weights {p['weights'][:12] or 'unreadable'}, archdef {p['archdef']['name']} {p['archdef']['sha256'][:12]} "
         f"({p['archdef']['origin']}), engine {p['engine']['version']} {p['engine']['sha256'][:12]}, "
         f"class map {p['class_map'][:12]}"
     )
-    return "\n".join(lines)

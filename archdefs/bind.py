@@ -216,6 +216,8 @@ class _Binder:
                 raise Mismatch("", f"gives {result.width} values a row; at most {MAX_WIDTH} are allowed")
         if resolved.widths:
             resolved.constants["widths"] = tuple(r.width for r in results)
+        if op.name == "experts":
+            resolved.constants["outputs"] = results[0].width
         return results
 
     def _arguments(self, op: Op, statement: Statement, layer: int | None, where: str) -> _Resolved | None:

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.interface import F32
-
-from .experts import I32
+from kernels.interface import F32, I32
 
 Places = NDArray[np.intp]
 

@@ -1,6 +1,7 @@
-"""Runs a bound model on rows: the flat program, step by step, and the waits in between.
+"""Runs a bound model on rows: the flat program from one swarm boundary to the next, and the waits in between.
 
-The only place that knows of `experts` and `collect`; every other operation is a function of the backend's.
+The only place that knows of `experts` and `collect` as sending and waiting; what lies between is the backend's to run,
+in one call where it can.
 """
 
 from __future__ import annotations
@@ -14,111 +15,124 @@ import numpy as np
 
 from archdefs import OPS, Program, Step
 from kernels.combine import combine
-from kernels.interface import F32, DenseBackend
+from kernels.errors import NotFinite
+from kernels.interface import F32, DenseBackend, ExpertBank, Operation, Run
 from kernels.matrix import Matrix
-from kernels.state import Chosen, Rows, Sequence
+from kernels.state import Rows, Sequence, Taps
 
+from .clock import Clock
 from .errors import BackboneError
 from .experts import ExpertSource
 
 Tensor = Callable[[str], Matrix]
+Bank = Callable[[int], ExpertBank]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
-    """A step with its function: what runs when it is its turn."""
+class _Stop:
+    """Where the program is left: before operation `at`."""
 
-    kind: str  #: "op", "experts" or "collect"
-    function: Callable[..., Any]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    at: int
+    kind: str  #: "experts" or "collect" (a swarm's boundaries), "chosen" or "layer" (what taps are told)
     layer: int
-    needs_rows: bool = False
-    on_weights: bool = False
+    slots: tuple[int, ...]  #: experts: x, chosen, result; collect: result; chosen: scores, chosen; layer: residual
 
 
-def _nothing() -> None:
-    return None
-
-
-def _bound(step: Step, backend: DenseBackend, tensor: Tensor) -> _Bound:
-    layer = -1 if step.layer is None else step.layer
-    if step.op in ("experts", "collect"):
-        return _Bound(step.op, _nothing, step.inputs, step.outputs, layer)
-    op = OPS[step.op]
+def _operation(step: Step, tensor: Tensor, bank: Bank) -> Operation:
+    op, layer = OPS[step.op], -1 if step.layer is None else step.layer
     constants: dict[str, Any] = dict(step.constants)
-    for arg in (*op.positional, *op.named):
-        if arg.kind.is_tensor and arg.name in step.tensors:
-            matrix = tensor(step.tensors[arg.name])
-            constants[arg.name] = matrix if arg.is_matrix else matrix.vector()
-    if op.has_memory:
-        constants["memory"] = step.memory
-    if op.knows_layer:
-        constants["layer"] = layer
-    function = backend.operation(step.op, constants)
-    return _Bound("op", function, step.inputs, step.outputs, layer, op.needs_rows, step.on_weights)
+    if step.op == "experts":
+        constants["bank"] = lambda: bank(layer)
+    else:
+        for arg in (*op.positional, *op.named):
+            if arg.kind.is_tensor and arg.name in step.tensors:
+                matrix = tensor(step.tensors[arg.name])
+                constants[arg.name] = matrix if arg.is_matrix else matrix.vector()
+    return Operation(
+        name=step.op,
+        inputs=step.inputs,
+        outputs=step.outputs,
+        constants=constants,
+        layer=layer,
+        memory=-1 if step.memory is None else step.memory,
+        on_weights=step.on_weights,
+    )
 
 
 class Executor:
     """A bound program on a backend. Keeps nothing between runs: memories belong to sequences."""
 
-    def __init__(self, program: Program, backend: DenseBackend, tensor: Tensor) -> None:
-        self._program = program
-        bind = [[_bound(step, backend, tensor) for step in part] for part in _parts(program)]
-        self._prologue, self._layers, self._epilogue = bind[0], bind[1:-1], bind[-1]
+    def __init__(self, program: Program, backend: DenseBackend, tensor: Tensor, bank: Bank) -> None:
+        operations, self._stops = list[Operation](), list[_Stop]()
+        for step in program.prologue:
+            operations.append(_operation(step, tensor, bank))
+        for number, layer in enumerate(program.layers):
+            for step in layer:
+                at = len(operations)
+                if step.op == "collect":
+                    self._stops.append(_Stop(at, "collect", number, step.outputs))
+                    continue
+                if step.op == "experts":
+                    self._stops.append(_Stop(at, "experts", number, (*step.inputs[:2], *step.outputs)))
+                operations.append(_operation(step, tensor, bank))
+                if step.op == "top_k":
+                    self._stops.append(_Stop(at + 1, "chosen", number, (step.inputs[0], *step.outputs)))
+            self._stops.append(_Stop(len(operations), "layer", number, (0,)))
+        self._head = len(operations)
+        operations += [_operation(step, tensor, bank) for step in program.epilogue]
+        self._end = len(operations)
+        self._logits, self._vocabulary = program.logits, program.slot_widths[program.logits]
+        self._program = backend.program(operations, program.slot_widths)
 
     def sequence(self) -> Sequence:
         """A new, empty sequence with the memories that the program needs."""
-        return Sequence(self._program.memories)
+        return self._program.sequence()
 
-    def run(self, rows: Rows, experts: ExpertSource) -> Generator[None, None, F32]:
+    def run(self, rows: Rows, experts: ExpertSource, clock: Clock | None = None) -> Generator[None, None, F32]:
         """Logits [wanted, vocabulary] float32 of the wanted rows. Yields where it would wait for experts."""
-        slots: list[Any] = [None] * len(self._program.slot_widths)
-        for step in self._prologue:
-            self._op(step, slots, rows)
-        for layer in self._layers:
-            for step in layer:
-                if step.kind == "op":
-                    self._op(step, slots, rows)
-                elif step.kind == "experts":
-                    x, chosen = slots[step.inputs[0]], slots[step.inputs[1]]
-                    slots[step.outputs[0]] = (experts.send(step.layer, x, chosen.ids), chosen.weights)
-                else:
-                    ticket, weights = slots[step.inputs[0]]
+        run = self._program.begin(rows)
+        try:
+            at, tickets = 0, dict[int, Any]()
+            for stop in self._stops:
+                is_boundary = stop.kind in ("experts", "collect")
+                if (experts.is_here and is_boundary) or (rows.taps is None and not is_boundary):
+                    continue
+                _run(run, at, stop.at, more=True)
+                at = stop.at
+                if stop.kind == "experts":
+                    x, chosen = run.values(stop.slots[0]).copy(), run.chosen(stop.slots[1])
+                    tickets[stop.slots[2]] = experts.send(stop.layer, x, chosen.ids.copy()), chosen.weights.copy()
+                    at += 1
+                elif stop.kind == "collect":
+                    ticket, weights = tickets.pop(stop.slots[0])
                     yield
-                    slots[step.outputs[0]] = _merged(experts.wait(ticket), weights, step.layer)
-            if rows.taps is not None:
-                rows.taps.residuals.setdefault(layer[0].layer, []).append(slots[0])
-        if not len(rows.wanted):
-            return np.empty((0, self._program.slot_widths[self._program.logits]), np.float32)
-        for step in self._epilogue:
-            self._op(step, slots, rows)
-        logits: F32 = slots[self._program.logits]
+                    run.put(stop.slots[0], _merged(experts.wait(ticket), weights, stop.layer))
+                elif rows.taps is not None:
+                    _tap(rows.taps, stop, run)
+            _run(run, at, self._end if len(rows.wanted) else self._head)
+            if not len(rows.wanted):
+                return np.empty((0, self._vocabulary), np.float32)
+            logits = run.values(self._logits).copy()
+        finally:
+            run.close()
         if not np.isfinite(logits).all():
             raise BackboneError("the logits are not finite: the model's weights or its definition are at fault")
         return logits
 
-    @staticmethod
-    def _op(step: _Bound, slots: list[Any], rows: Rows) -> None:
-        inputs = [slots[i] if i >= 0 else None for i in step.inputs]
-        chosen: Chosen | None = None
-        if step.on_weights:
-            chosen = inputs[0]
-            inputs[0] = chosen.weights  # type: ignore[union-attr]
-        # What overflows or is no number shows in the logits, or in the experts' rows, where it is looked for.
-        with np.errstate(all="ignore"):
-            result = step.function(*inputs, rows=rows) if step.needs_rows else step.function(*inputs)
-        if chosen is not None:
-            result = chosen.weighted(result)
-        if len(step.outputs) == 1:
-            slots[step.outputs[0]] = result
-        else:
-            for slot, piece in zip(step.outputs, result, strict=True):
-                slots[slot] = piece
+
+def _run(run: Run, start: int, stop: int, *, more: bool = False) -> None:
+    try:
+        run.run(start, stop, more=more)
+    except NotFinite as error:
+        raise BackboneError(f"{error}, and there is nobody else to ask; the request ends") from None
 
 
-def _parts(program: Program) -> Seq[Seq[Step]]:
-    return (program.prologue, *program.layers, program.epilogue)
+def _tap(taps: Taps, stop: _Stop, run: Run) -> None:
+    if stop.kind == "layer":
+        taps.residuals.setdefault(stop.layer, []).append(run.values(stop.slots[0]).copy())
+    else:
+        taps.scores.setdefault(stop.layer, []).append(run.values(stop.slots[0]).copy())
+        taps.ids.setdefault(stop.layer, []).append(run.chosen(stop.slots[1]).ids.copy())
 
 
 def _merged(rows: F32, weights: F32, layer: int) -> F32:

@@ -5,20 +5,22 @@ Legend: T rows, K chosen experts a row, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kernels.interface import F32, Backend, ExpertWeights
+from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights
 
-I32 = NDArray[np.int32]
 Ticket = Any  #: what `send` gives and `wait` takes
 
 
 class ExpertSource(Protocol):
     """Computes the chosen experts' rows. `send` goes on at once; the first reader waits."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all experts are in this process: a program then runs them itself, and asks for nothing."""
 
     def send(self, layer: int, x: F32, ids: I32) -> Ticket:
         """Ask for the experts `ids` [T, K] of `layer` on rows x [T, D]. Returns at once."""
@@ -34,23 +36,33 @@ class ExpertSource(Protocol):
 
 
 class LocalExperts:
-    """Every expert in this process, from the mapped file."""
+    """Every expert in this process, from the mapped file. A layer's are loaded when they are first asked for."""
 
-    def __init__(self, backend: Backend, weights: Mapping[int, tuple[ExpertWeights, ...]]) -> None:
-        self._backend = backend
-        self._weights = weights
+    is_here = True
+
+    def __init__(self, backend: Backend, experts: Callable[[int], Mapping[int, ExpertWeights]]) -> None:
+        self._backend, self._experts = backend, experts
+        self._banks: dict[int, ExpertBank] = {}
+
+    def bank(self, layer: int) -> ExpertBank:
+        """All experts of a layer."""
+        if layer not in self._banks:
+            self._banks[layer] = self._backend.load(self._experts(layer))
+        return self._banks[layer]
 
     def rows(self, layer: int, expert: int, x: F32) -> F32:
         """Unweighted rows [n, D] of one expert for x [n, D]."""
-        return self._backend.expert_rows(self._weights[layer][expert], x)
+        pairs = np.empty((len(x), 2), np.int32)
+        pairs[:, 0] = np.arange(len(x))
+        pairs[:, 1] = expert
+        return self.bank(layer).rows(x, pairs)
 
     def send(self, layer: int, x: F32, ids: I32) -> F32:
         """Computes at once: there is nobody else to do it."""
-        out = np.empty((*ids.shape, self._weights[layer][0].down.rows), np.float32)
-        for expert in np.unique(ids):
-            row, slot = np.nonzero(ids == expert)
-            out[row, slot] = self.rows(layer, int(expert), x[row])
-        return out
+        pairs = np.empty((ids.size, 2), np.int32)
+        pairs[:, 0] = np.repeat(np.arange(len(x), dtype=np.int32), ids.shape[1])
+        pairs[:, 1] = ids.reshape(-1)
+        return self.bank(layer).rows(x, pairs).reshape(*ids.shape, -1)
 
     def ready(self, ticket: F32) -> bool:
         """Always: the rows are there when `send` returns."""

@@ -31,7 +31,7 @@ class Model:
         self.definition = definition
         self.program = program
         self.backend = backend
-        self.executor = Executor(program, backend, self.matrix)
+        self.executor = Executor(program, backend, self.matrix, self.local_experts.bank)
 
     @property
     def path(self) -> Path:
@@ -124,11 +124,9 @@ class Model:
     @cached_property
     def local_experts(self) -> LocalExperts:
         """All experts computed in this process by the backbone's own backend."""
-        weights = {
-            layer: tuple(self.expert(layer, e) for e in range(self.expert_count(layer)))
-            for layer in self.expert_tensors
-        }
-        return LocalExperts(self.backend, weights)
+        return LocalExperts(
+            self.backend, lambda layer: {e: self.expert(layer, e) for e in range(self.expert_count(layer))}
+        )
 
 
 def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:

@@ -99,8 +99,8 @@ def open_session(settings: Settings) -> Iterator[Session]:
     """Load the model that the settings name and start its workers; end them with the block."""
     path = resolve_model(settings.model, os.environ)
     backend = open_backend(settings.backend, settings)
-    workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), settings.backend)
-    for name in set(workers) - {settings.backend}:
+    workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), backend.name)
+    for name in set(workers) - {backend.name}:
         open_backend(name, settings)  # said here, once, rather than by a worker that cannot start
     model = load_model(path, open_library(settings), backend)
     for warning in model.warnings:

@@ -76,9 +76,9 @@ KNOBS: tuple[Knob, ...] = (
         name="backend",
         flags=("--backend",),
         kind=str,
-        default="numpy",
+        default="auto",
         metavar="NAME",
-        help="what the backbone itself computes with",
+        help="what the backbone itself computes with (auto: native where it works, else numpy)",
     ),
     Knob(
         name="threads",

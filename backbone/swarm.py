@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 
-from kernels.interface import F32, NumericClass
+from kernels.interface import F32, I32, NumericClass
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import DType, Tensor, decode_to_backbone
@@ -27,7 +27,6 @@ from protocol.schema import one_line
 from .batch import Batch
 from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, ReportDropped, ReportLost, Send
 from .errors import BackboneError
-from .experts import I32
 from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
 from .local_workers import WorkerSpec, start_worker
@@ -75,6 +74,8 @@ class Swarm:
 
     `placement`, `deadline_s`, `join_timeout_s` and `command` (another program in the worker's place) are for tests.
     """
+
+    is_here = False
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from backbone.gate import new_key_pair
 from backbone.local_workers import WorkerSpec
 from backbone.swarm import Swarm
 from kernels.formats import GGMLType
-from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.interface import F32, I32, ExpertWeights, NumericClass
 from worker.cli import serve
 from worker.session import end_with, read_session
 
@@ -38,13 +39,16 @@ WIDTH, INNER, EXPERTS, CHOSEN, WARM_UP = 2048, 4, 64, 8, 50
 class NullBackend:
     """Rows of zeros, at no cost."""
 
-    name, device, numeric_class = "null", "none", NumericClass(name="null")
+    name, device, numeric_class, threads = "null", "none", NumericClass(name="null"), 1
 
     def __init__(self) -> None:
         self._zeros = np.zeros((64, WIDTH), np.float32)
 
-    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
-        return self._zeros[: len(x)]
+    def load(self, experts: Mapping[int, ExpertWeights]) -> NullBackend:
+        return self
+
+    def rows(self, x: F32, pairs: I32) -> F32:
+        return self._zeros[: len(pairs)]
 
 
 class OneLayer:

@@ -2,7 +2,8 @@
 
 KernelError
 ├── GGUFError            a model file that cannot be trusted or is not supported
-└── BackendUnavailable   a backend that cannot run here, with the reason and the fix
+├── BackendUnavailable   a backend that cannot run here, with the reason and the fix
+└── NotFinite            experts' rows that are not finite, with the layer
 """
 
 
@@ -16,3 +17,11 @@ class GGUFError(KernelError):
 
 class BackendUnavailable(KernelError):
     """A backend cannot run on this machine. The message says why and which extra to install."""
+
+
+class NotFinite(KernelError):
+    """Experts of `layer` gave rows that are not finite."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__(f"layer {layer}: expert rows are not finite")
+        self.layer = layer

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .interface import ExpertWeights
 from .matrix import Matrix
 from .rope import RopeTable, frequencies, magnitude
-from .state import Chosen, KeyValues, Rows
+from .state import Chosen, KeyValues, Memory, Rows
 
 F32 = NDArray[np.float32]
 LEAST_WEIGHT_SUM = np.float32(2.0**-14)  #: what a sum of chosen weights is raised to before it divides
@@ -95,7 +96,7 @@ def attention(
     out = np.empty((len(q), heads * value_width), np.float32)
     grouped = q.reshape(len(q), kv_heads, heads // kv_heads, width)
     for row in range(len(q)):
-        cache: KeyValues = rows.sequences[row].memories[memory]
+        cache = _key_values(rows.sequences[row].memories[memory])
         position = int(rows.positions[row])
         cache.append(position, k[row].reshape(kv_heads, width), v[row].reshape(kv_heads, value_width))
         start = max(0, position + 1 - int(window)) if window > 0 else 0
@@ -106,6 +107,12 @@ def attention(
         weights = _attention_weights(scores, sinks)
         out[row] = np.matmul(weights, values).reshape(-1)
     return out
+
+
+def _key_values(memory: Memory) -> KeyValues:
+    if not isinstance(memory, KeyValues):
+        raise TypeError(f"a sequence of another backend: {type(memory).__name__}")
+    return memory
 
 
 def _attention_weights(scores: F32, sinks: F32 | None) -> F32:
@@ -124,9 +131,6 @@ def top_k(scores: F32, weights: F32 | None, *, count: int, rows: Rows, layer: in
     """The `count` largest scores of each row, descending, ties to the lower id; `weights` are by default the scores."""
     given = rows.given_ids.get(layer) if rows.given_ids is not None else None
     ids = given if given is not None else np.argsort(-scores, axis=-1, kind="stable")[:, :count].astype(np.int32)
-    if rows.taps is not None:
-        rows.taps.ids.setdefault(layer, []).append(ids)
-        rows.taps.scores.setdefault(layer, []).append(scores)
     return Chosen(ids, np.take_along_axis(scores if weights is None else weights, ids.astype(np.intp), axis=-1))
 
 
@@ -249,7 +253,10 @@ def split_heads(x: F32, *, heads: int, widths: tuple[int, ...]) -> tuple[F32, ..
     return tuple(piece.reshape(len(x), -1) for piece in pieces)
 
 
-#: The function of each operation of the op table, but for `experts`, which leaves the backbone.
+#: Words that `experts` takes.
+ACTIVATIONS: Mapping[str, Callable[[F32], F32]] = {f.__name__: f for f in (silu, gelu, gelu_tanh, relu)}
+
+#: The function of each operation of the op table, but for `experts`.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -258,11 +265,20 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     )
 } | {"softcap": softcapped}  # fmt: skip
 
+
+def expert_rows(expert: ExpertWeights, x: F32) -> F32:
+    """down (activation(gate x + gate_bias) * (up x + up_bias)) + down_bias, unweighted, [T, D]."""
+    gate, up = matmul(x, weight=expert.gate), matmul(x, weight=expert.up)
+    if expert.gate_bias is not None:
+        gate += expert.gate_bias
+    if expert.up_bias is not None:
+        up += expert.up_bias
+    down = matmul(ACTIVATIONS[expert.activation](gate) * up, weight=expert.down)
+    return down if expert.down_bias is None else down + expert.down_bias
+
+
 #: What is worked out once, when a model is bound, from an operation's numbers and tensors.
 PREPARED: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "rope": _rope_constants,
     "rope_pairs": _rope_constants,
 }
-
-#: Words that `experts` takes.
-ACTIVATIONS: Mapping[str, Callable[[F32], F32]] = {f.__name__: f for f in (silu, gelu, gelu_tanh, relu)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
@@ -11,6 +12,8 @@ from .interface import DenseBackend, Options
 #: What `Options.activations` may be; not every backend computes with each.
 ACTIVATION_DTYPES = ("f32", "i16")
 _DEFAULT = Options()
+
+log = logging.getLogger(__name__)
 
 
 def _numpy(options: Options) -> DenseBackend:
@@ -23,11 +26,32 @@ def _numpy(options: Options) -> DenseBackend:
     return NumpyBackend()
 
 
-BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {"numpy": _numpy}
+def _native(options: Options) -> DenseBackend:
+    from .backends.native_cpu import NativeBackend  # imported here: it compiles at first use
+
+    return NativeBackend(options)
+
+
+BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {"native": _native, "numpy": _numpy}
+
+
+AUTO = "auto"  #: native where it works, else numpy
+
+
+def _auto(options: Options) -> DenseBackend:
+    try:
+        return _native(options)
+    except BackendUnavailable as error:
+        if options.activations != "f32":
+            raise
+        log.warning("computing with numpy, many times slower: %s", error)
+        return _numpy(options)
 
 
 def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
     """The backend of this name. BackendUnavailable when there is none, or it cannot run here or as asked."""
+    if name == AUTO:
+        return _auto(options)
     if name not in BACKENDS:
         near = get_close_matches(name, BACKENDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"

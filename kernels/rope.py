@@ -136,8 +136,8 @@ class RopeTable:
 
     def __init__(self, turns: F64, scale: float) -> None:
         self._turns, self._scale = turns, scale
-        self._cos = np.empty((0, len(turns)), np.float32)
-        self._sin = self._cos
+        self.cos: F32 = np.empty((0, len(turns)), np.float32)
+        self.sin = self.cos
 
     @property
     def dimensions(self) -> int:
@@ -146,12 +146,15 @@ class RopeTable:
 
     def at(self, positions: NDArray[np.int64]) -> tuple[F32, F32]:
         """cos and sin of each position, two arrays [T, dimensions / 2]."""
-        need = int(positions.max(initial=-1)) + 1
-        have = len(self._cos)
+        self.reserve(int(positions.max(initial=-1)) + 1)
+        return self.cos[positions], self.sin[positions]
+
+    def reserve(self, need: int) -> None:
+        """Make the table for at least so many positions."""
+        have = len(self.cos)
         if need > have:
             extent = max(need, 2 * have, 256)
             angle = np.arange(have, extent, dtype=np.float64)[:, None] * self._turns
             cos, sin = cos_sin(angle)
-            self._cos = np.concatenate([self._cos, (cos * self._scale).astype(np.float32)])
-            self._sin = np.concatenate([self._sin, (sin * self._scale).astype(np.float32)])
-        return self._cos[positions], self._sin[positions]
+            self.cos = np.concatenate([self.cos, (cos * self._scale).astype(np.float32)])
+            self.sin = np.concatenate([self.sin, (sin * self._scale).astype(np.float32)])

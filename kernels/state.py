@@ -6,7 +6,7 @@ Legend: T rows, P positions, K kv heads, D head width.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,22 @@ def _room(cache: F32 | None, length: int, row: F32) -> F32:
     return grown
 
 
-class Sequence:
-    """One text in the making: its memories, one for each step that has one, and the tokens they hold."""
+class Memory(Protocol):
+    """What steps of a program remember of a sequence."""
 
-    def __init__(self, memories: int) -> None:
-        self.memories = tuple(KeyValues() for _ in range(memories))
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on."""
+
+
+class Sequence:
+    """One text in the making: its memories, as the backend keeps them, and the tokens they hold."""
+
+    def __init__(self, memories: tuple[Memory, ...]) -> None:
+        self.memories = memories
         self.tokens: list[int] = []
 
     def truncate(self, length: int) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import kernels  # noqa: F401 - before numpy: it sets one BLAS thread, as in every real run
 
 # isort: split
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from goldens import quantised_file, write_f32_models
+
+from kernels.native import build
 
 # A run in the background inherits that Ctrl-C is ignored, and would hand it on to the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,6 +28,13 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     for name in ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile the native kernels once, into the cache that all tests use."""
+    cache = tmp_path_factory.getbasetemp() / "home" / "cache"
+    build.load(os.environ | {"XDG_CACHE_HOME": str(cache)})
 
 
 @pytest.fixture(scope="session")

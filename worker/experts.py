@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from kernels.errors import GGUFError
 from kernels.formats import GGMLType, row_bytes
 from kernels.gguf import GGUFFile
-from kernels.interface import ExpertWeights
+from kernels.interface import Backend, ExpertWeights
 from kernels.matrix import Matrix
 from kernels.reference import ACTIVATIONS
 from protocol.messages import Assign, Slice
 
+from .compute import Layer
 from .errors import WorkerError
 
 U8 = NDArray[np.uint8]
@@ -48,9 +49,9 @@ class _Arriving:
 class ExpertStore:
     """Experts by layer, and slices by sha256, each kept once however many experts have it."""
 
-    def __init__(self, file: GGUFFile | None = None) -> None:
-        self._file = file
-        self._layers: dict[int, Mapping[int, ExpertWeights]] = {}
+    def __init__(self, backend: Backend, file: GGUFFile | None = None) -> None:
+        self._backend, self._file = backend, file
+        self._layers: dict[int, Layer] = {}
         self._slices: dict[bytes, U8] = {}
         self._arriving: dict[bytes, _Arriving] = {}
 
@@ -100,7 +101,7 @@ class ExpertStore:
             experts = {i: self._expert(pieces, assign.activation) for i, pieces in by_expert.items()}
         except (ValueError, GGUFError) as error:
             raise WorkerError(f"layer {assign.layer}: {error}") from None
-        self._layers[assign.layer] = experts
+        self._layers[assign.layer] = Layer(self._backend, experts)
 
     def _expert(self, pieces: Mapping[str, Slice], activation: str) -> ExpertWeights:
         if any(part not in pieces for part in PARTS):
@@ -129,6 +130,6 @@ class ExpertStore:
             raise ValueError(f"{self._file.path}: {piece.tensor} has no expert {piece.expert} of {size} bytes")
         return data[piece.expert * size : (piece.expert + 1) * size]
 
-    def experts(self, layer: int) -> Mapping[int, ExpertWeights]:
-        """A layer's experts, by id."""
+    def layer(self, layer: int) -> Layer:
+        """A layer's experts."""
         return self._layers[layer]

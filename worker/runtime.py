@@ -24,7 +24,6 @@ from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refus
 from protocol.schema import one_line
 
 from . import state as does
-from .compute import pair_rows
 from .connection import Connection
 from .errors import WorkerError
 from .experts import ExpertStore, slice_bytes
@@ -44,7 +43,7 @@ class Runtime:
         self._backend, self._build = backend, build
         path = session.model_path
         self._file = open_gguf(path) if path else None
-        self._store = ExpertStore(self._file)
+        self._store = ExpertStore(backend, self._file)
         self._state = WorkerState(memory_bytes=session.memory_bytes, has_file=path is not None)
         self._progress = ProgressBar(sys.stderr, "experts", is_quiet=session.quiet)
         self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
@@ -146,9 +145,7 @@ class Runtime:
     def _compute(self, run: Run) -> None:
         try:
             x, pairs = self._tensors
-            rows, compute_ns = pair_rows(
-                self._backend,
-                self._store.experts(run.layer),
+            rows, compute_ns = self._store.layer(run.layer).rows(
                 np.frombuffer(x.data, "<f4").reshape(x.shape),
                 np.frombuffer(pairs.data, "<i4").reshape(pairs.shape),
             )

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import reference
-from ..interface import F32, ExpertWeights, NumericClass
+from ..interface import F32, I32, ExpertWeights, NumericClass, Operation, one_shape
+from ..interpreter import Interpreter
+from .cpu import cpu_fields, cpu_model
 
 
-def _cpu_model() -> str:
-    """The CPU's name: BLAS and numpy choose their kernels by it, so it is a part of the class."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
-    features = "avx512" if "avx512f" in named.get("flags", "") else "avx2" if "avx2" in named.get("flags", "") else ""
-    return " ".join(w for w in (named.get("model name", os.uname().machine), named.get("model", ""), features) if w)
+def _cpu() -> str:
+    """The CPU's name and kind: BLAS and numpy choose their kernels by it, so it is a part of the class."""
+    fields = cpu_fields()
+    features = "avx512" if "avx512f" in fields.get("flags", "") else "avx2" if "avx2" in fields.get("flags", "") else ""
+    return " ".join(word for word in (cpu_model(), fields.get("model", ""), features) if word)
 
 
 def _blas_build() -> str:
@@ -40,27 +35,34 @@ class NumpyBackend:
     threads = 1  #: whatever was asked for: a sum split over threads would have another order
 
     def __init__(self) -> None:
-        self.device = _cpu_model()
+        self.device = _cpu()
         self.numeric_class = NumericClass(name=f"numpy-{np.__version__} {_blas_build()} {self.device}")
 
-    def operation(self, name: str, constants: dict[str, Any]) -> Callable[..., Any]:
-        """The reference's function with its constants fixed."""
-        prepare = reference.PREPARED.get(name)
-        return partial(reference.OPERATIONS[name], **(prepare(constants) if prepare else constants))
+    def program(self, operations: Sequence[Operation], slot_widths: Sequence[int]) -> Interpreter:
+        """The reference's functions, one after the other."""
+        return Interpreter(operations, slot_widths)
 
-    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
-        """Unweighted output rows [n, D] float32 for x [n, D]."""
+    def load(self, experts: Mapping[int, ExpertWeights]) -> NumpyBank:
+        """Experts where they are."""
+        one_shape(experts.values())
+        return NumpyBank(experts)
+
+
+class NumpyBank:
+    """Experts of one layer."""
+
+    def __init__(self, experts: Mapping[int, ExpertWeights]) -> None:
+        self._experts = experts
+
+    def rows(self, x: F32, pairs: I32) -> F32:
+        """Unweighted rows [P, width] float32 for pairs [P, 2] of (row of x [R, D], expert)."""
+        out: F32 | None = None
         # What overflows is not finite, and whoever takes the rows looks for that.
         with np.errstate(all="ignore"):
-            return self._rows(expert, x)
-
-    @staticmethod
-    def _rows(expert: ExpertWeights, x: F32) -> F32:
-        gate = reference.matmul(x, weight=expert.gate)
-        up = reference.matmul(x, weight=expert.up)
-        if expert.gate_bias is not None:
-            gate += expert.gate_bias
-        if expert.up_bias is not None:
-            up += expert.up_bias
-        down = reference.matmul(reference.ACTIVATIONS[expert.activation](gate) * up, weight=expert.down)
-        return down if expert.down_bias is None else down + expert.down_bias
+            for expert in np.unique(pairs[:, 1]):
+                places = np.nonzero(pairs[:, 1] == expert)[0]
+                rows = reference.expert_rows(self._experts[int(expert)], x[pairs[places, 0]])
+                if out is None:
+                    out = np.empty((len(pairs), rows.shape[1]), np.float32)
+                out[places] = rows
+        return np.empty((0, 0), np.float32) if out is None else out

@@ -22,13 +22,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
 import zmq
 
-from kernels.interface import F32, Backend, ExpertWeights, NumericClass
+from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights, NumericClass
 from kernels.registry import make_backend
 from protocol import frames
 from protocol.messages import Hello, Message, Rows
@@ -46,17 +46,28 @@ class FaultyBackend:
 
     def __init__(self, inner: Backend, faults: dict[str, str]) -> None:
         self._inner, self._faults = inner, faults
-        self.name, self.device = self._inner.name, self._inner.device
+        self.name, self.device, self.threads = inner.name, inner.device, inner.threads
         self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
 
-    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
+    def load(self, experts: Mapping[int, ExpertWeights]) -> FaultyBank:
+        """Experts that answer late or wrong."""
+        return FaultyBank(self._inner.load(experts), self._faults)
+
+
+class FaultyBank:
+    """Experts with something wrong."""
+
+    def __init__(self, inner: ExpertBank, faults: dict[str, str]) -> None:
+        self._inner, self._faults = inner, faults
+
+    def rows(self, x: F32, pairs: I32) -> F32:
         """Rows, late or wrong."""
         if "die" in self._faults:
             os.kill(os.getpid(), signal.SIGKILL)
         if "hang" in self._faults:
             signal.pause()
         time.sleep(float(self._faults.get("delay", 0)))
-        rows = self._inner.expert_rows(expert, x)
+        rows = self._inner.rows(x, pairs)
         return rows * float("nan") if "nan" in self._faults else rows
 
 

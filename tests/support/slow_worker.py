@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from kernels.backends.numpy_cpu import NumpyBackend
-from kernels.interface import F32, ExpertWeights
+from kernels.backends.numpy_cpu import NumpyBackend, NumpyBank
+from kernels.interface import F32, I32, ExpertWeights
 from worker.cli import serve
 from worker.session import end_with, read_session
 
@@ -24,11 +25,20 @@ class SlowBackend(NumpyBackend):
         super().__init__()
         self._least, self._most, self._mark = least, most, mark
 
-    def expert_rows(self, expert: ExpertWeights, x: F32) -> F32:
+    def load(self, experts: Mapping[int, ExpertWeights]) -> NumpyBank:
+        slow, inner = self, super().load(experts)
+
+        class SlowBank(NumpyBank):
+            def rows(self, x: F32, pairs: I32) -> F32:
+                slow.wait()
+                return inner.rows(x, pairs)
+
+        return SlowBank(experts)
+
+    def wait(self) -> None:
         if self._mark is not None:
             self._mark.touch()
         time.sleep(random.uniform(self._least, self._most))
-        return super().expert_rows(expert, x)
 
 
 if __name__ == "__main__":

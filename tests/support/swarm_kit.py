@@ -89,10 +89,7 @@ class TinyExperts:
     def local(self) -> LocalExperts:
         """All experts in this process."""
         backend = make_backend("numpy")
-        return LocalExperts(
-            backend,
-            {layer: tuple(self.weights(layer, e) for e in range(self.experts)) for layer in range(self.layers)},
-        )
+        return LocalExperts(backend, lambda layer: {e: self.weights(layer, e) for e in range(self.experts)})
 
 
 def len_of(part: str, experts: TinyExperts) -> int:

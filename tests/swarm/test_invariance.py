@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,17 +145,22 @@ class Recording(NumpyBackend):
         self.log: list[str] = []
         self.names: dict[int, str] = {}
 
-    def operation(self, name: str, constants: dict[str, Any]) -> Callable[..., Any]:
-        function = super().operation(name, constants)
-        if name != "matmul":
-            return function
-        address = constants["weight"].data.ctypes.data
+    def program(self, operations: Any, slot_widths: Any) -> Any:
+        program = super().program(operations, slot_widths)
+        program._bound = tuple(
+            replace(bound, function=self.noted(bound)) if bound.operation.name == "matmul" else bound
+            for bound in program._bound
+        )
+        return program
 
-        def noted(x: Any) -> Any:
+    def noted(self, bound: Any) -> Any:
+        address = bound.operation.constants["weight"].data.ctypes.data
+
+        def note(x: Any) -> Any:
             self.log.append(self.names.get(address, "?"))
-            return function(x)
+            return bound.function(x)
 
-        return noted
+        return note
 
 
 def test_the_shared_expert_runs_while_the_others_are_under_way(arch_model: Find) -> None:
@@ -180,6 +186,8 @@ def test_the_shared_expert_runs_while_the_others_are_under_way(arch_model: Find)
 
 class Noted:
     """An expert source that notes when it is asked and when it is waited for."""
+
+    is_here = False
 
     def __init__(self, inner: Swarm, log: list[str]) -> None:
         self._inner, self._log = inner, log

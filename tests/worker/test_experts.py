@@ -13,9 +13,10 @@ from swarm_kit import TinyExperts
 from wire import slice_of
 
 from kernels.gguf import open_gguf
+from kernels.reference import expert_rows
 from kernels.registry import make_backend
 from protocol.messages import Assign, Slice
-from worker.compute import pair_rows
+from worker.compute import Layer
 from worker.errors import WorkerError
 from worker.experts import ExpertStore, slice_bytes
 
@@ -47,14 +48,13 @@ def model(tmp_path: Path) -> TinyExperts:
 
 @pytest.mark.parametrize("from_file", [False, True])
 def test_rows_are_those_of_the_model(model: TinyExperts, from_file: bool) -> None:
-    store = ExpertStore(open_gguf(model.path) if from_file else None)
+    store = ExpertStore(make_backend("numpy"), open_gguf(model.path) if from_file else None)
     store.load(assignment(None if from_file else store, model, 1, (3, 0)))
     x = np.random.default_rng(0).standard_normal((3, model.width)).astype(np.float32)
     pairs = np.array([[2, 3], [0, 0], [1, 3], [2, 0]], np.int32)
-    backend = make_backend("numpy")
-    rows, spent_ns = pair_rows(backend, store.experts(1), x, pairs)
+    rows, spent_ns = store.layer(1).rows(x, pairs)
     for row, (t, expert) in zip(rows, pairs.tolist(), strict=True):
-        alone = backend.expert_rows(model.weights(1, expert), x[t : t + 1])[0]
+        alone = expert_rows(model.weights(1, expert), x[t : t + 1])[0]
         assert row.tobytes() == alone.tobytes()
         # An oracle of its own, in float64.
         w = {part: model.data[name][expert].astype(np.float64) for part, name in model.expert_tensors[1].items()}
@@ -65,7 +65,7 @@ def test_rows_are_those_of_the_model(model: TinyExperts, from_file: bool) -> Non
 
 
 def test_a_slice_in_common_is_kept_once_and_outlives_one_layer(model: TinyExperts) -> None:
-    store = ExpertStore()
+    store = ExpertStore(make_backend("numpy"))
     first = assignment(store, model, 0, (0,))
     before = store.nbytes
     store.load(first)
@@ -73,14 +73,14 @@ def test_a_slice_in_common_is_kept_once_and_outlives_one_layer(model: TinyExpert
     assert store.nbytes == before == sum(slice_bytes(piece) for piece in first.slices)
     store.keep({piece.sha256 for piece in first.slices}, without=0)
     with pytest.raises(KeyError):
-        store.experts(0)
-    assert 0 in store.experts(2)
+        store.layer(0)
+    assert store.layer(2)
     store.keep(set(), without=2)
     assert store.nbytes == 0
 
 
 def test_a_wrong_slice_is_forgotten_and_can_come_again() -> None:
-    store = ExpertStore()
+    store = ExpertStore(make_backend("numpy"))
     data = bytes(range(200))
     sha256 = hashlib.sha256(data).digest()
     for last, is_right in ((b"\0", False), (data[-1:], True)):
@@ -91,7 +91,7 @@ def test_a_wrong_slice_is_forgotten_and_can_come_again() -> None:
 @pytest.mark.parametrize(("offset", "length"), [(100, 50), (0, 201), (50, 1)])
 def test_a_chunk_out_of_place_is_refused(offset: int, length: int) -> None:
     with pytest.raises(WorkerError, match=rf"a chunk of {length} bytes at {offset}; 0 of 200 are here"):
-        ExpertStore().add_chunk(bytes(32), 200, offset, np.zeros(length, np.uint8))
+        ExpertStore(make_backend("numpy")).add_chunk(bytes(32), 200, offset, np.zeros(length, np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_slices_that_cannot_be_are_refused(change: dict[str, Any], told: str) ->
 
 
 def experts_of(**shapes: tuple[int, int]) -> tuple[ExpertStore, Assign]:
-    store = ExpertStore()
+    store = ExpertStore(make_backend("numpy"))
     slices = tuple(
         slice_of(part, stored(store, bytes(4 * rows * cols)), rows=rows, cols=cols)
         for part, (rows, cols) in shapes.items()
@@ -150,7 +150,7 @@ def test_an_unknown_activation_is_refused() -> None:
 
 
 def test_the_file_here_has_to_be_the_same(model: TinyExperts) -> None:
-    store = ExpertStore(open_gguf(model.path))
+    store = ExpertStore(make_backend("numpy"), open_gguf(model.path))
     assign = assignment(None, model, 1, (0,))
     for change, told in (
         ({"tensor": "blk.9.gate"}, "no tensor blk.9.gate of type 0"),
@@ -170,11 +170,11 @@ def test_the_file_here_has_to_be_the_same(model: TinyExperts) -> None:
         ([[3, 0]], 32, "a pair of row 3; 3 rows came"),
         ([[-1, 0]], 32, "a pair of row -1"),
         ([[0, 0], [1, 2]], 32, "expert 2 is not held here"),
-        ([[0, 0]], 31, "rows of 31 values for expert 0, which takes 32"),
+        ([[0, 0]], 31, "rows of 31 values for experts that take 32"),
     ],
 )
 def test_pairs_that_cannot_be_are_refused(model: TinyExperts, pairs: Any, width: int, told: str) -> None:
     experts = {0: model.weights(0, 0)}
     with pytest.raises(WorkerError) as caught:
-        pair_rows(make_backend("numpy"), experts, np.zeros((3, width), np.float32), np.array(pairs, np.int32))
+        Layer(make_backend("numpy"), experts).rows(np.zeros((3, width), np.float32), np.array(pairs, np.int32))
     assert told in str(caught.value)

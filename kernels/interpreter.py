@@ -1,0 +1,118 @@
+"""The reference's way to run a program: one function of `reference` after the other. Slow, and the specification.
+
+Each operation makes new arrays; nothing here is a view that could change under a reader.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from . import reference
+from .combine import combine
+from .errors import NotFinite
+from .interface import F32, Operation
+from .state import Chosen, KeyValues, Rows, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    function: Callable[..., Any]
+    operation: Operation
+    needs_rows: bool
+
+
+def _bound(operation: Operation) -> _Bound:
+    if operation.name == "experts":
+        return _Bound(partial(_experts, operation), operation, needs_rows=False)
+    function = reference.OPERATIONS[operation.name]
+    wanted = inspect.signature(function).parameters
+    constants = dict(operation.constants)
+    if "memory" in wanted:
+        constants["memory"] = operation.memory
+    if "layer" in wanted:
+        constants["layer"] = operation.layer
+    prepare = reference.PREPARED.get(operation.name)
+    fixed = partial(function, **(prepare(constants) if prepare else constants))
+    return _Bound(fixed, operation, needs_rows="rows" in wanted)
+
+
+def _experts(operation: Operation, x: F32, chosen: Chosen) -> F32:
+    """The chosen experts' rows, computed here and merged."""
+    pairs = np.empty((chosen.ids.size, 2), np.int32)
+    pairs[:, 0] = np.repeat(np.arange(len(x), dtype=np.int32), chosen.ids.shape[1])
+    pairs[:, 1] = chosen.ids.reshape(-1)
+    rows = operation.constants["bank"]().rows(x, pairs)
+    if not np.isfinite(rows).all():
+        raise NotFinite(operation.layer)
+    return combine(rows.reshape(*chosen.ids.shape, -1), chosen.weights)
+
+
+class Interpreter:
+    """A program bound to the reference."""
+
+    def __init__(self, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
+        self._bound = tuple(_bound(operation) for operation in operations)
+        self._slots = len(slot_widths)
+        self._memories = 1 + max((operation.memory for operation in operations), default=-1)
+
+    def sequence(self) -> Sequence:
+        """A new, empty sequence."""
+        return Sequence(tuple(KeyValues() for _ in range(self._memories)))
+
+    def begin(self, rows: Rows) -> InterpretedRun:
+        """Start on a batch of rows."""
+        return InterpretedRun(self._bound, [None] * self._slots, rows)
+
+
+class InterpretedRun:
+    """A batch on its way through a program."""
+
+    def __init__(self, bound: tuple[_Bound, ...], slots: list[Any], rows: Rows) -> None:
+        self._bound, self._slots, self._rows = bound, slots, rows
+
+    def run(self, start: int, stop: int, *, more: bool = False) -> None:
+        """Run operations start to stop."""
+        # What overflows or is no number shows in the logits, or in the experts' rows, where it is looked for.
+        with np.errstate(all="ignore"):
+            for bound in self._bound[start:stop]:
+                self._operate(bound)
+
+    def _operate(self, bound: _Bound) -> None:
+        operation, slots = bound.operation, self._slots
+        inputs = [slots[i] if i >= 0 else None for i in operation.inputs]
+        chosen: Chosen | None = None
+        if operation.on_weights:
+            chosen = inputs[0]
+            inputs[0] = chosen.weights  # type: ignore[union-attr]
+        result = bound.function(*inputs, rows=self._rows) if bound.needs_rows else bound.function(*inputs)
+        if chosen is not None:
+            result = chosen.weighted(result)
+        if len(operation.outputs) == 1:
+            slots[operation.outputs[0]] = result
+        else:
+            for slot, piece in zip(operation.outputs, result, strict=True):
+                slots[slot] = piece
+
+    def values(self, slot: int) -> F32:
+        """What a slot holds."""
+        values: F32 = self._slots[slot]
+        return values
+
+    def chosen(self, slot: int) -> Chosen:
+        """What top_k left in a slot."""
+        chosen: Chosen = self._slots[slot]
+        return chosen
+
+    def put(self, slot: int, values: F32) -> None:
+        """Fill a slot."""
+        self._slots[slot] = values
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,1 @@
+"""Our C kernels: compiled for the machine at first use, called through ctypes."""

@@ -1,0 +1,296 @@
+"""Operations of a program as the C kernels' steps: buffers for slots, addresses for tensors, barriers where needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..interface import F32, Operation
+from ..matrix import Matrix
+from ..reference import PREPARED
+from ..rope import RopeTable
+from .memory import CacheShape, filled
+from .structs import CAttention, CMatrix, CStep
+
+#: Steps by their number in the C source.
+NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        "embed rms_norm copy add mul scale softcap add_bias norm_heads rope rope_pairs softmax sigmoid silu gelu "
+        "gelu_tanh relu normalize take top_k append last matmul attention experts".split()
+    )
+}
+#: Steps in which all threads work on one result; in all others each thread has rows of its own.
+SHARED = frozenset(NUMBERS[name] for name in ("last", "matmul", "attention", "experts"))
+#: What a step's time is charged to, by number.
+PARTS = ("dense", "router", "experts", "combine")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where slots are at some point of the program: buffer, width, and whether a slot holds wanted rows only."""
+
+    buffers: Mapping[int, int]
+    widths: Mapping[int, int]
+    lasts: frozenset[int]
+
+
+@dataclass(slots=True)
+class Compiled:
+    """Steps and what they need beside them. Arrays are kept here because C knows only their addresses."""
+
+    steps: list[CStep] = field(default_factory=list)
+    first_step: list[int] = field(default_factory=list)  #: of each operation, and one more for the end
+    views: list[View] = field(default_factory=list)  #: before each operation, and at the end
+    buffer_widths: list[int] = field(default_factory=list)
+    chosen: dict[int, int] = field(default_factory=dict)  #: buffers that top_k fills, with ids a row
+    caches: dict[int, CacheShape] = field(default_factory=dict)  #: by memory
+    ropes: list[tuple[int, RopeTable]] = field(default_factory=list)  #: steps with their tables
+    experts: list[tuple[int, Operation]] = field(default_factory=list)  #: steps with what gives their bank
+    kept: list[Any] = field(default_factory=list)
+
+
+def compile_program(operations: Seq[Operation], slots: int) -> Compiled:
+    """Walk the operations once, in order."""
+    compiler = _Compiler(slots)
+    router = _router(operations)
+    for number, operation in enumerate(operations):
+        compiler.note()
+        part = "experts" if operation.name == "experts" else "router" if number in router else "dense"
+        compiler.operation, compiler.part = operation, PARTS.index(part)
+        _COMPILE.get(operation.name, _Compiler.plain)(compiler, operation)
+    compiler.note()
+    _set_barriers(compiler.result.steps)
+    return compiler.result
+
+
+class _Compiler:
+    operation: Operation
+    part: int
+
+    def __init__(self, slots: int) -> None:
+        self.result = Compiled(buffer_widths=[0] * slots)
+        self._buffer = {slot: slot for slot in range(slots)}
+        self._spare: list[int] = []
+        self._width: dict[int, int] = {}
+        self._lasts: set[int] = set()
+        self._tables: dict[tuple[Any, ...], RopeTable] = {}
+
+    def note(self) -> None:
+        """An operation begins."""
+        self.result.first_step.append(len(self.result.steps))
+        self.result.views.append(View(dict(self._buffer), dict(self._width), frozenset(self._lasts)))
+
+    def _give(self, slot: int, width: int, *, reads: Seq[int] = (), is_last: bool = False) -> int:
+        """The buffer for a slot that is written; another one where the operation still reads what it holds."""
+        if slot in reads:
+            self._spare.append(self._buffer[slot])
+            if len(self._spare) > 1:
+                self._buffer[slot] = self._spare.pop(0)
+            else:
+                self._buffer[slot] = len(self.result.buffer_widths)
+                self.result.buffer_widths.append(0)
+        buffer = self._buffer[slot]
+        self._width[slot] = width
+        (self._lasts.add if is_last else self._lasts.discard)(slot)
+        self.result.buffer_widths[buffer] = max(self.result.buffer_widths[buffer], width)
+        return buffer
+
+    def _add(self, name: str, inputs: Seq[int], out: int, **fields: Any) -> CStep:
+        op = self.operation
+        step = CStep(op=NUMBERS[name], layer=op.layer, memory=op.memory, part=self.part, out=out)
+        step.inputs[:] = [*inputs, -1, -1, -1][:3]
+        for key, value in fields.items():
+            if key == "n":
+                step.n[: len(value)] = value
+            else:
+                setattr(step, key, value)
+        self.result.steps.append(step)
+        return step
+
+    def _vector(self, value: F32) -> int:
+        kept = np.ascontiguousarray(value, np.float32)
+        self.result.kept.append(kept)
+        return kept.ctypes.data
+
+    def _matrix(self, value: Matrix) -> CMatrix:
+        self.result.kept.append(value)
+        return CMatrix.of(value)
+
+    # ---- operations
+
+    def plain(self, op: Operation) -> None:
+        """An operation in place, or one whose result is as wide as its input."""
+        c, slot = op.constants, op.inputs[0]
+        width, is_last = self._width[slot], slot in self._lasts
+        before = [self._buffer[i] if i >= 0 else -1 for i in op.inputs]
+        if op.name in ("copy", "rms_norm"):
+            out = self._give(op.outputs[0], width, reads=op.inputs, is_last=is_last)
+        else:
+            out = before[0]
+        fields: dict[str, Any] = {"width": width, "out_width": width, "wanted": int(is_last)}
+        for name in ("weight", "bias"):
+            if name in c:
+                fields["vector"] = self._vector(c[name])
+        for name in ("eps", "factor", "cap"):
+            if name in c:
+                fields["f"] = float(np.float32(c[name]))
+        if op.name == "mul":
+            fields["n"] = [self._width[op.inputs[1]]]
+        elif "heads" in c:
+            fields["n"] = [c["heads"]]
+        self._add(op.name, before, out, **fields)
+
+    def embed(self, op: Operation) -> None:
+        weight: Matrix = op.constants["weight"]
+        self._add(
+            "embed", (), self._give(op.outputs[0], weight.cols), out_width=weight.cols, matrix=self._matrix(weight)
+        )
+
+    def matmul(self, op: Operation) -> None:
+        weight: Matrix = op.constants["weight"]
+        source, is_last = self._buffer[op.inputs[0]], op.inputs[0] in self._lasts
+        out = self._give(op.outputs[0], weight.rows, reads=op.inputs, is_last=is_last)
+        fields = {"width": weight.cols, "out_width": weight.rows, "wanted": int(is_last)}
+        self._add("matmul", (source,), out, matrix=self._matrix(weight), **fields)
+
+    def last(self, op: Operation) -> None:
+        width, source = self._width[op.inputs[0]], self._buffer[op.inputs[0]]
+        out = self._give(op.outputs[0], width, reads=op.inputs, is_last=True)
+        self._add("last", (source,), out, width=width, out_width=width)
+
+    def rope(self, op: Operation) -> None:
+        # Layers mostly turn alike: one table for all that do.
+        key = tuple(
+            (name, value.tobytes() if isinstance(value, np.ndarray) else value)
+            for name, value in sorted(op.constants.items())
+            if name != "heads"
+        )
+        prepared = PREPARED[op.name](dict(op.constants))
+        table = self._tables.setdefault(key, prepared["table"])
+        slot = op.inputs[0]
+        self.result.ropes.append((len(self.result.steps), table))
+        fields = {"width": self._width[slot], "out_width": self._width[slot], "wanted": int(slot in self._lasts)}
+        buffer = self._buffer[slot]
+        self._add(op.name, (buffer,), buffer, n=[op.constants["heads"], table.dimensions], **fields)
+
+    def attention(self, op: Operation) -> None:
+        c = op.constants
+        q, k, v = op.inputs
+        heads, kv_heads = c["heads"], c["kv_heads"]
+        width, value_width = self._width[q] // heads, self._width[v] // kv_heads
+        self.result.caches[op.memory] = CacheShape(kv_heads, filled(width), filled(value_width))
+        sources = self._buffer[q], self._buffer[k], self._buffer[v]
+        self._add("append", sources[1:], -1, n=[kv_heads, width, value_width])
+        scale = c.get("scale")
+        if scale is None:
+            scale = 1 / math.sqrt(c.get("scale_width", width))
+        sinks = c.get("sinks")
+        attention = CAttention(
+            heads,
+            kv_heads,
+            width,
+            value_width,
+            min(int(c.get("window", 0)), (1 << 31) - 1),
+            float(np.float32(scale)),
+            float(np.float32(c.get("softcap", 0))),
+            None if sinks is None else self._vector(sinks),
+        )
+        out = self._give(op.outputs[0], heads * value_width, reads=op.inputs)
+        self._add("attention", sources[:1], out, attention=attention)
+
+    def top_k(self, op: Operation) -> None:
+        scores, weights = (*op.inputs, -1)[:2]
+        count = int(op.constants["count"])
+        sources = [self._buffer[slot] if slot >= 0 else -1 for slot in (scores, weights)]
+        is_last = scores in self._lasts
+        width = self._width[scores]
+        out = self._give(op.outputs[0], count, reads=op.inputs, is_last=is_last)
+        self.result.chosen[out] = max(count, self.result.chosen.get(out, 0))
+        self._add("top_k", sources, out, width=width, out_width=count, wanted=int(is_last))
+
+    def experts(self, op: Operation) -> None:
+        x, chosen = op.inputs[:2]
+        sources = self._buffer[x], self._buffer[chosen]
+        is_last = x in self._lasts
+        width, count = self._width[x], self._width[chosen]
+        outputs: int = op.constants["outputs"]
+        out = self._give(op.outputs[0], outputs, reads=op.inputs, is_last=is_last)
+        self.result.experts.append((len(self.result.steps), op))
+        fields = {"width": width, "out_width": outputs, "wanted": int(is_last)}
+        self._add("experts", sources, out, n=[count], **fields)
+
+    def split(self, op: Operation) -> None:
+        heads = op.constants.get("heads", 1) if op.name == "split_heads" else 1
+        source, is_last = self._buffer[op.inputs[0]], op.inputs[0] in self._lasts
+        width, at = self._width[op.inputs[0]], 0
+        for slot, piece in zip(op.outputs, op.constants["widths"], strict=True):
+            each = piece // heads
+            out = self._give(slot, piece, reads=op.inputs, is_last=is_last)
+            fields = {"width": width, "out_width": piece, "wanted": int(is_last)}
+            self._add("take", (source,), out, n=[heads, width // heads, at, each], **fields)
+            at += each
+
+
+_COMPILE: Mapping[str, Callable[[_Compiler, Operation], None]] = {
+    "embed": _Compiler.embed,
+    "matmul": _Compiler.matmul,
+    "last": _Compiler.last,
+    "rope": _Compiler.rope,
+    "rope_pairs": _Compiler.rope,
+    "attention": _Compiler.attention,
+    "top_k": _Compiler.top_k,
+    "experts": _Compiler.experts,
+    "split": _Compiler.split,
+    "split_heads": _Compiler.split,
+}
+
+
+def _router(operations: Seq[Operation]) -> frozenset[int]:
+    """Operations that score and choose: from the product that top_k reads to the last change of its weights."""
+    found, wanted = set[int](), set[int]()
+    for number in range(len(operations) - 1, -1, -1):
+        op = operations[number]
+        if op.on_weights:
+            found.add(number)
+        elif op.name == "top_k":
+            found.add(number)
+            wanted = {slot for slot in op.inputs if slot >= 0}
+        elif wanted & set(op.outputs):
+            found.add(number)
+            if op.name == "matmul":
+                wanted -= set(op.outputs)
+    return frozenset(found)
+
+
+def _set_barriers(steps: Iterable[CStep]) -> None:
+    """Before which steps all threads have to meet.
+
+    Rows that a thread made itself it may read at once, whatever else it does with its rows; what all threads made or
+    read together asks for a meeting before it is read or written over.
+    """
+    read: dict[bool, set[int]] = {True: set(), False: set()}  # by whether the step was shared, since the last meeting
+    written: dict[bool, set[int]] = {True: set(), False: set()}
+    for step in steps:
+        shared = step.op in SHARED
+        reads = {slot for slot in step.inputs if slot >= 0}
+        writes = {step.out} if step.out >= 0 else set[int]()
+        if step.op == NUMBERS["append"]:
+            writes.add(-2 - step.memory)
+        elif step.op == NUMBERS["attention"]:
+            reads.add(-2 - step.memory)
+        clash = reads & written[True] or writes & (read[True] | written[True])
+        if shared:
+            clash = clash or reads & written[False] or writes & (read[False] | written[False])
+        if clash:
+            step.meet = 1
+            for sets in (read, written):
+                for each in sets.values():
+                    each.clear()
+        read[shared] |= reads
+        written[shared] |= writes

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from shared_data import ROOT
+from scripts import load_benchmark
 
 from archdefs import load_library
 from backbone.engine import Engine
@@ -23,18 +21,7 @@ from kernels.gguf import open_gguf
 from kernels.quants import dequantise
 from kernels.registry import make_backend
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_moe", ROOT / "benchmarks" / "make_moe.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_moe"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-make_moe = _script()
+make_moe = load_benchmark("make_moe")
 SMALL = make_moe.Shape(layers=1, experts=8, vocab=1000)
 
 

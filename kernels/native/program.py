@@ -35,7 +35,7 @@ class Kernels(Protocol):
 class Workspace:
     """Buffers for a program's slots, for up to so many rows."""
 
-    def __init__(self, compiled: Compiled, rows: int, layers: int) -> None:
+    def __init__(self, compiled: Compiled, rows: int) -> None:
         self.rows = rows
         self.buffers: list[F32] = [aligned(rows * width) for width in compiled.buffer_widths]
         self.slots = (ctypes.c_void_p * len(self.buffers))(*[b.ctypes.data for b in self.buffers])
@@ -43,7 +43,6 @@ class Workspace:
         self.id_table = (ctypes.c_void_p * len(self.buffers))()
         for buffer, ids in self.ids.items():
             self.id_table[buffer] = ids.ctypes.data
-        self.given = (ctypes.c_void_p * max(1, layers))()
         self.expert_space: tuple[NDArray[Any], ...] = ()
         self.expert_sizes = (0, 0, 0)
 
@@ -59,7 +58,7 @@ class NativeProgram:
         self._shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
         self._tables = {id(table): table for _, table in compiled.ropes}
         self._turned = 0  #: positions for which the tables' addresses are known
-        self._layers = 1 + max((operation.layer for operation in operations), default=0)
+        self.layers = 1 + max((operation.layer for operation in operations), default=0)
         self._free: list[Workspace] = []
         self._expert_steps = {step for step, _ in compiled.experts}
         self._banks_wanted = dict(compiled.experts)
@@ -76,7 +75,7 @@ class NativeProgram:
         space = next((s for s in self._free if s.rows >= len(rows)), None)
         if space is None:
             self._free.clear()  # too small for this run: never needed again, most likely
-            space = Workspace(self.compiled, len(rows), self._layers)
+            space = Workspace(self.compiled, len(rows))
         else:
             self._free.remove(space)
         return NativeRun(self, rows, space)
@@ -148,10 +147,12 @@ class NativeRun:
         self._tables = (ctypes.c_void_p * max(1, len(sequences)))()
         for i, sequence in enumerate(sequences):
             self._tables[i] = ctypes.addressof(self._reserved(i, sequence))
-        for layer, ids in (rows.given_ids or {}).items():
-            kept = np.ascontiguousarray(ids, np.int32)
-            program.compiled.kept.append(kept)
-            space.given[layer] = kept.ctypes.data
+        # Of this run alone: another run's rows are not as many, and it may give other layers' ids.
+        self._given = {layer: np.ascontiguousarray(ids, np.int32) for layer, ids in (rows.given_ids or {}).items()}
+        given = (ctypes.c_void_p * program.layers)()
+        for layer, ids in self._given.items():
+            given[layer] = ids.ctypes.data
+        self._given_table = given
         self._run = CRun(
             rows=len(rows),
             wanted_count=len(rows.wanted),
@@ -162,7 +163,7 @@ class NativeRun:
             caches=ctypes.addressof(self._tables),
             slots=ctypes.addressof(space.slots),
             ids=ctypes.addressof(space.id_table),
-            given=ctypes.addressof(space.given) if rows.given_ids else None,
+            given=ctypes.addressof(given) if rows.given_ids else None,
             most_keys=int(self._positions.max(initial=-1)) + 1,
         )
 

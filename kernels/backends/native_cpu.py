@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -33,6 +33,7 @@ class NativeBackend:
         self.device = f"{cpu_model()} ({self.variant})"
         self.threads = options.threads or usable_cores()
         self.numeric_class = NumericClass(name="canonical-1", activations=options.activations)
+        self._is_i16 = options.activations == "i16"
         self._pool: int | None = None
 
     def _threads(self) -> int:
@@ -54,6 +55,11 @@ class NativeBackend:
         """Experts where they are, with their addresses."""
         return NativeBank(self, experts)
 
+    @property
+    def quantised_floats(self) -> Callable[[int], int] | None:
+        """Floats that so many activations take when they are quantised; None in the F32 class."""
+        return self._library.swarm_quantised_floats if self._is_i16 else None
+
     def run(self, steps: int, count: int, run: CRun, more: bool) -> None:
         """Run steps at an address. KernelError when there is no memory."""
         if self._library.swarm_run(self._threads(), steps, count, ctypes.byref(run), more):
@@ -70,7 +76,8 @@ class NativeBackend:
         out = np.empty((len(pairs), bank.outputs), np.float32)
         x, pairs = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(pairs, np.int32)
         failed = self._library.swarm_expert_rows(
-            self._threads(), ctypes.addressof(bank), x.ctypes.data, pairs.ctypes.data, len(pairs), out.ctypes.data, 0
+            *(self._threads(), ctypes.addressof(bank), x.ctypes.data, len(x)),
+            *(pairs.ctypes.data, len(pairs), out.ctypes.data, self._is_i16),
         )
         if failed:
             raise KernelError(f"native: no memory for {len(pairs)} rows")

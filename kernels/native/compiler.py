@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..formats import GGMLType
 from ..interface import F32, Operation
 from ..matrix import Matrix
 from ..reference import PREPARED
@@ -22,7 +23,7 @@ NUMBERS = {
     name: number
     for number, name in enumerate(
         "embed rms_norm copy add mul scale softcap add_bias norm_heads rope rope_pairs softmax sigmoid silu gelu "
-        "gelu_tanh relu normalize take top_k append last matmul attention experts".split()
+        "gelu_tanh relu normalize take top_k append quantise last matmul attention experts".split()
     )
 }
 #: Steps in which all threads work on one result; in all others each thread has rows of its own.
@@ -55,9 +56,11 @@ class Compiled:
     kept: list[Any] = field(default_factory=list)
 
 
-def compile_program(operations: Seq[Operation], slots: int) -> Compiled:
-    """Walk the operations once, in order."""
-    compiler = _Compiler(slots)
+def compile_program(
+    operations: Seq[Operation], slots: int, quantised_floats: Callable[[int], int] | None = None
+) -> Compiled:
+    """Walk the operations once, in order. `quantised_floats` makes products of the i16 class."""
+    compiler = _Compiler(slots, quantised_floats)
     router = _router(operations)
     for number, operation in enumerate(operations):
         compiler.note()
@@ -73,7 +76,10 @@ class _Compiler:
     operation: Operation
     part: int
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, quantised_floats: Callable[[int], int] | None) -> None:
+        self._quantised_floats = quantised_floats
+        self._quantised_in: dict[int, int] = {}  #: buffer to the one for its quantised rows
+        self._is_quantised: set[int] = set()  #: buffers whose quantised rows are those of what they hold
         self.result = Compiled(buffer_widths=[0] * slots)
         self._buffer = {slot: slot for slot in range(slots)}
         self._spare: list[int] = []
@@ -111,6 +117,7 @@ class _Compiler:
             else:
                 setattr(step, key, value)
         self.result.steps.append(step)
+        self._is_quantised.discard(out)
         return step
 
     def _vector(self, value: F32) -> int:
@@ -121,6 +128,21 @@ class _Compiler:
     def _matrix(self, value: Matrix) -> CMatrix:
         self.result.kept.append(value)
         return CMatrix.of(value)
+
+    def _quantised(self, buffer: int, width: int, wanted: int) -> int:
+        """The buffer with the quantised rows of another one; -1 where the class is F32."""
+        if self._quantised_floats is None:
+            return -1
+        floats, widths = self._quantised_floats(width), self.result.buffer_widths
+        if buffer not in self._quantised_in:
+            self._quantised_in[buffer] = len(widths)
+            widths.append(0)
+        result = self._quantised_in[buffer]
+        widths[result] = max(widths[result], floats)
+        if buffer not in self._is_quantised:
+            self._add("quantise", (buffer,), result, width=width, out_width=floats, wanted=wanted)
+            self._is_quantised.add(buffer)
+        return result
 
     # ---- operations
 
@@ -155,9 +177,11 @@ class _Compiler:
     def matmul(self, op: Operation) -> None:
         weight: Matrix = op.constants["weight"]
         source, is_last = self._buffer[op.inputs[0]], op.inputs[0] in self._lasts
+        integers = weight.type not in (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+        quantised = self._quantised(source, weight.cols, int(is_last)) if integers else -1
         out = self._give(op.outputs[0], weight.rows, reads=op.inputs, is_last=is_last)
         fields = {"width": weight.cols, "out_width": weight.rows, "wanted": int(is_last)}
-        self._add("matmul", (source,), out, matrix=self._matrix(weight), **fields)
+        self._add("matmul", (source, quantised), out, matrix=self._matrix(weight), **fields)
 
     def last(self, op: Operation) -> None:
         width, source = self._width[op.inputs[0]], self._buffer[op.inputs[0]]
@@ -220,10 +244,11 @@ class _Compiler:
         is_last = x in self._lasts
         width, count = self._width[x], self._width[chosen]
         outputs: int = op.constants["outputs"]
+        quantised = self._quantised(sources[0], width, int(is_last))
         out = self._give(op.outputs[0], outputs, reads=op.inputs, is_last=is_last)
         self.result.experts.append((len(self.result.steps), op))
         fields = {"width": width, "out_width": outputs, "wanted": int(is_last)}
-        self._add("experts", sources, out, n=[count], **fields)
+        self._add("experts", (*sources, quantised), out, n=[count], **fields)
 
     def split(self, op: Operation) -> None:
         heads = op.constants.get("heads", 1) if op.name == "split_heads" else 1

@@ -11,11 +11,11 @@
 
 enum part { DENSE, ROUTER, EXPERT_ROWS, COMBINE };
 enum op { EMBED, RMS_NORM, COPY, ADD, MUL, SCALE, SOFTCAP, ADD_BIAS, NORM_HEADS, ROPE, ROPE_PAIRS, SOFTMAX, SIGMOID, SILU_OP,
-          GELU_OP, GELU_TANH_OP, RELU_OP, NORMALIZE, TAKE, TOP_K, APPEND, LAST, MATMUL, ATTENTION, EXPERTS };
+          GELU_OP, GELU_TANH_OP, RELU_OP, NORMALIZE, TAKE, TOP_K, APPEND, QUANTISE, LAST, MATMUL, ATTENTION, EXPERTS };
 
 typedef struct {
   int32_t op, layer, meet, wanted; // meet: a barrier before it; wanted: its rows are those whose logits are wanted
-  int32_t in[3], out;              // slots; -1 for none
+  int32_t in[3], out;              // slots; -1 for none. In the i16 class the last input of a product is its x, quantised
   int32_t width;                   // of the first input; for TOP_K of the scores
   int32_t out_width;
   int32_t n[5];
@@ -38,7 +38,7 @@ typedef struct {
   const int32_t *const *given;   // of each layer [rows][k] in place of top_k's own choice; 0 for none
   int64_t most_keys;
   int32_t bad_layer; // result: where experts' rows were not finite, -1 for nowhere
-  float *hidden, *expert_rows; // room for the pairs of one layer
+  float *hidden, *hidden_quantised, *expert_rows; // room for the pairs of one layer; the second one in the i16 class only
   int32_t *index;              // and for their order
   int64_t *ns;                 // nanoseconds by part, where they are wanted; 0 where not
 } run;
@@ -50,6 +50,7 @@ typedef struct {
   call experts;
   atomic_int bad_layer, no_memory;
   int64_t since;
+  int32_t x_rows;
 } job;
 
 INLINE int next(atomic_int *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
@@ -114,6 +115,11 @@ static void row_step(const step *s, const run *r, int row) {
     for (int i = 0; i < k; i++) out[i] = weights[ids[i]];
     break;
   }
+  case QUANTISE: {
+    quantised q = quantised_at(out, w);
+    quantise(x, 0, w, w, &q);
+    break;
+  }
   case APPEND: { // in: keys, values; n: kv heads, key width, value width
     const cache *c = r->caches[r->sequence[row]] + s->memory;
     int heads = s->n[0], widths[2] = {s->n[1], s->n[2]};
@@ -145,13 +151,14 @@ static void matmul_step(job *j, pool *p, int thread, const step *s, atomic_int *
     chunk = 2 * TILE_ROWS;
   }
   size_t copies = rows > 1 && k % LANES ? (size_t)MOST_COLUMNS * (size_t)filled(k) : 0;
-  float *tile = rows > 1 ? scratch(p, thread, (size_t)TILE_ROWS * (size_t)tile_stride(k) + copies) : 0;
+  float *tile = rows > 1 ? scratch(p, thread, tile_floats(k) + copies) : 0;
   if (rows > 1 && !tile) {
     atomic_store(&j->no_memory, 1);
     return;
   }
   const float *x[MOST_COLUMNS];
   float *out[MOST_COLUMNS];
+  quantised q[MOST_COLUMNS];
   for (int item; (item = next(counter)) * chunk < s->m.rows;) {
     int from = item * chunk, to = from + chunk < s->m.rows ? from + chunk : s->m.rows;
     for (int first = 0; first < rows; first += MOST_COLUMNS) {
@@ -160,12 +167,14 @@ static void matmul_step(job *j, pool *p, int thread, const step *s, atomic_int *
         x[i] = r->slots[s->in[0]] + (size_t)(first + i) * (size_t)k;
         out[i] = r->slots[s->out] + (size_t)(first + i) * (size_t)s->m.rows;
         if (copies) {
-          float *copy = tile + (size_t)TILE_ROWS * (size_t)tile_stride(k) + (size_t)i * (size_t)filled(k);
+          float *copy = tile + tile_floats(k) + (size_t)i * (size_t)filled(k);
           memset(copy, 0, sizeof(float) * (size_t)filled(k));
           x[i] = memcpy(copy, x[i], sizeof(float) * (size_t)k);
         }
       }
-      products(&s->m, from, to, x, n, out, tile);
+      if (s->in[1] >= 0)
+        for (int i = 0; i < n; i++) q[i] = quantised_at(r->slots[s->in[1]] + (size_t)(first + i) * quantised_floats(k), k);
+      any_products(&s->m, from, to, x, s->in[1] >= 0 ? q : 0, n, out, tile);
     }
   }
 }
@@ -194,7 +203,8 @@ static void prepare_experts(job *j, const step *s) {
   int32_t *row_of = r->index;
   *c = (call){.bank = s->b, .x = r->slots[s->in[0]], .x_stride = s->width, .pair_count = pairs, .row_of = row_of,
               .expert_of = r->ids[s->in[1]], .step = 1, .order = row_of + pairs, .starts = row_of + 2 * pairs,
-              .members = row_of + 3 * pairs + 1, .hidden = r->hidden, .rows = r->expert_rows};
+              .members = row_of + 3 * pairs + 1, .hidden = r->hidden, .rows = r->expert_rows,
+              .x_quantised = s->in[2] >= 0 ? r->slots[s->in[2]] : 0, .hidden_quantised = s->in[2] >= 0 ? r->hidden_quantised : 0};
   for (int i = 0; i < pairs; i++) row_of[i] = i / k;
   group(c);
 }
@@ -307,27 +317,44 @@ EXPORT int32_t swarm_run(pool *p, const step *steps, int32_t count, run *r, int3
 }
 static void run_call(pool *p, int thread, void *what) {
   job *j = what;
+  call *c = &j->experts;
+  if (c->x_quantised) {
+    int k = c->bank->inputs;
+    for (int row = share(j->x_rows, thread, p->threads), end = share(j->x_rows, thread + 1, p->threads); row < end; row++) {
+      quantised q = quantised_at(c->x_quantised + (size_t)row * quantised_floats(k), k);
+      quantise(c->x + (size_t)row * (size_t)k, 0, k, k, &q);
+    }
+    barrier(p);
+  }
   run_items(j, p, thread, &j->experts, hidden_item, j->experts.bank->hidden, j->counters);
   barrier(p);
   run_items(j, p, thread, &j->experts, output_item, j->experts.bank->outputs, j->counters + 1);
 }
-// Unweighted rows out[pairs][outputs] of pairs (row of x[][inputs], expert).
-EXPORT int32_t swarm_expert_rows(pool *p, const bank *b, const float *x, const int32_t *pairs, int32_t count, float *out, int32_t more) {
+static float *lines(size_t floats) { return aligned_alloc(128, (sizeof(float) * floats + 127) / 128 * 128 + 128); }
+// Unweighted rows out[pairs][outputs] of pairs (row of x[rows][inputs], expert). 0, or 1 when there is no memory.
+EXPORT int32_t swarm_expert_rows(pool *p, const bank *b, const float *x, int32_t rows, const int32_t *pairs, int32_t count, float *out, int32_t i16) {
   atomic_int counters[2] = {0, 0};
   int32_t *index = malloc(sizeof(int32_t) * ((size_t)count * 3 + 1 + (size_t)b->count));
-  float *hidden = aligned_alloc(128, (sizeof(float) * (size_t)count * (size_t)hidden_stride(b) + 127) / 128 * 128);
-  job j = {.counters = counters};
-  if (index && hidden) {
+  float *hidden = lines((size_t)count * (size_t)hidden_stride(b));
+  float *x_quantised = i16 ? lines((size_t)rows * quantised_floats(b->inputs)) : 0;
+  float *hidden_quantised = i16 ? lines((size_t)count * quantised_floats(b->hidden)) : 0;
+  int failed = !index || !hidden || (i16 && (!x_quantised || !hidden_quantised));
+  job j = {.counters = counters, .x_rows = rows};
+  if (!failed) {
     j.experts = (call){.bank = b, .x = x, .x_stride = b->inputs, .pair_count = count, .row_of = pairs, .expert_of = pairs + 1, .step = 2,
-                       .order = index, .starts = index + count, .members = index + 2 * count + 1, .hidden = hidden, .rows = out};
+                       .order = index, .starts = index + count, .members = index + 2 * count + 1, .hidden = hidden, .rows = out,
+                       .x_quantised = x_quantised, .hidden_quantised = hidden_quantised};
     group(&j.experts);
-    pool_run(p, run_call, &j, more);
+    pool_run(p, run_call, &j, 0);
   }
-  int failed = !index || !hidden || atomic_load(&j.no_memory);
   free(index);
   free(hidden);
-  return failed;
+  free(x_quantised);
+  free(hidden_quantised);
+  return failed || atomic_load(&j.no_memory);
 }
+// Floats that a row of k activations takes when it is quantised
+EXPORT int32_t swarm_quantised_floats(int32_t k) { return (int32_t)quantised_floats(k); }
 // Rows of a matrix as F32: out[rows][filled cols]
 EXPORT void swarm_dequantise(const matrix *m, float *out) {
   for (int r = 0; r < m->rows; r++) fill_of(m->type)(m->data + (size_t)r * (size_t)m->row_bytes, out + (size_t)r * (size_t)filled(m->cols), m->cols);

@@ -6,6 +6,7 @@ Legend: T rows. A slot's values are [T, width] in a buffer of the run's own.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ class Kernels(Protocol):
     def run(self, steps: int, count: int, run: CRun, more: bool) -> None:
         """Run steps at an address. KernelError when there is no memory."""
 
+    @property
+    def quantised_floats(self) -> Callable[[int], int] | None:
+        """Floats that so many activations take when they are quantised; None in the F32 class."""
+
     def bank_of(self, bank: ExpertBank) -> CBank:
         """What C knows of a bank that this backend loaded."""
 
@@ -44,7 +49,7 @@ class Workspace:
         for buffer, ids in self.ids.items():
             self.id_table[buffer] = ids.ctypes.data
         self.expert_space: tuple[NDArray[Any], ...] = ()
-        self.expert_sizes = (0, 0, 0)
+        self.expert_sizes = (0, 0, 0, 0)
 
 
 class NativeProgram:
@@ -52,7 +57,7 @@ class NativeProgram:
 
     def __init__(self, kernels: Kernels, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
         self._kernels = kernels
-        self.compiled = compiled = compile_program(operations, len(slot_widths))
+        self.compiled = compiled = compile_program(operations, len(slot_widths), kernels.quantised_floats)
         self._steps = (CStep * max(1, len(compiled.steps)))(*compiled.steps)
         self._address = ctypes.addressof(self._steps)
         self._shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
@@ -62,7 +67,7 @@ class NativeProgram:
         self._free: list[Workspace] = []
         self._expert_steps = {step for step, _ in compiled.experts}
         self._banks_wanted = dict(compiled.experts)
-        self._most_pairs_a_row, self._hidden, self._outputs, self._experts = 0, 0, 0, 0
+        self._most_pairs_a_row, self._hidden, self._outputs, self._experts, self._quantised = 0, 0, 0, 0, 0
         self.clock: NDArray[np.int64] | None = None  #: nanoseconds by part of PARTS, where they are wanted
 
     def sequence(self) -> Sequence:
@@ -102,14 +107,16 @@ class NativeProgram:
             self._steps[step].bank = ctypes.addressof(bank)
             self._most_pairs_a_row = max(self._most_pairs_a_row, self._steps[step].n[0])
             self._hidden = max(self._hidden, -(-bank.hidden // 32) * 32)
+            if self._kernels.quantised_floats is not None:
+                self._quantised = max(self._quantised, self._kernels.quantised_floats(bank.hidden))
             self._outputs, self._experts = max(self._outputs, bank.outputs), max(self._experts, bank.count)
 
     def expert_space(self, space: Workspace, rows: int) -> tuple[NDArray[Any], ...]:
         """Room for hidden values, rows and the order of one layer's pairs."""
         pairs = rows * self._most_pairs_a_row
-        sizes = pairs * self._hidden, pairs * self._outputs, 4 * pairs + 1 + self._experts
+        sizes = pairs * self._hidden, pairs * self._quantised, pairs * self._outputs, 4 * pairs + 1 + self._experts
         if any(need > have for need, have in zip(sizes, space.expert_sizes, strict=True)):
-            space.expert_space = aligned(sizes[0]), aligned(sizes[1]), aligned(sizes[2], np.int32)
+            space.expert_space = (*(aligned(size) for size in sizes[:3]), aligned(sizes[3], np.int32))
             space.expert_sizes = sizes
         return space.expert_space
 
@@ -121,8 +128,8 @@ class NativeProgram:
         if self._banks_wanted:
             self._load_banks(first, end)
         if self._most_pairs_a_row:
-            hidden, outputs, index = self.expert_space(space, run.rows)
-            run.hidden, run.expert_rows, run.index = hidden.ctypes.data, outputs.ctypes.data, index.ctypes.data
+            addresses = [array.ctypes.data for array in self.expert_space(space, run.rows)]
+            run.hidden, run.hidden_quantised, run.expert_rows, run.index = addresses
         run.ns = None if self.clock is None else self.clock.ctypes.data
         self._kernels.run(self._address + first * ctypes.sizeof(CStep), end - first, run, more)
         if run.bad_layer >= 0:

@@ -96,6 +96,7 @@ class CRun(Structure):
         ("most_keys", c_int64),
         ("bad_layer", c_int32),
         ("hidden", c_void_p),
+        ("hidden_quantised", c_void_p),
         ("expert_rows", c_void_p),
         ("index", c_void_p),
         ("ns", c_void_p),
@@ -113,7 +114,10 @@ def declare(library: ctypes.CDLL) -> None:
     library.swarm_pool_threads.argtypes = (c_void_p,)
     library.swarm_pool_free.argtypes = (c_void_p,)
     library.swarm_run.argtypes = (c_void_p, c_void_p, c_int32, POINTER(CRun), c_int32)
-    library.swarm_expert_rows.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32)
+    library.swarm_expert_rows.argtypes = (
+        *(c_void_p, c_void_p, c_void_p, c_int32),
+        *(c_void_p, c_int32, c_void_p, c_int32),
+    )
     library.swarm_dequantise.argtypes = (POINTER(CMatrix), c_void_p)
     sizes = (c_int32 * len(_SHARED))()
     library.swarm_sizes(sizes)

@@ -1,0 +1,120 @@
+// One row by one row with AVX-512 VNNI, 64 weights a step: codes as unsigned bytes with a bias that is a power of two, taken
+// off by the exact sums of four activations.
+#pragma once
+
+INLINE __m256i low_high(const uint8_t *q) { // sixteen low halves, then sixteen high ones
+  __m128i b = _mm_loadu_si128((const __m128i *)q);
+  return _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(b), _mm_srli_epi16(b, 4), 1), _mm256_set1_epi8(15));
+}
+INLINE __m256i with_bit(__m256i code, uint32_t mask, int bit) {
+  return _mm256_mask_or_epi32(code, 0xFF, code, _mm256_maskz_mov_epi8(mask, _mm256_set1_epi8((char)bit)));
+}
+INLINE __m256i looked_up_bytes(const uint8_t *q, const int8_t *values) {
+  __m128i table = _mm_xor_si128(_mm_loadu_si128((const __m128i *)values), _mm_set1_epi8(-128));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low_high(q));
+}
+// T_codes: codes and bias; T_factors: the scales of the block's sub-blocks (two each where SCALES is 2), and the minima
+INLINE __m256i Q4_0_codes(const uint8_t *p, int sub) { return (void)sub, low_high(p + 2); }
+INLINE __m256i Q4_1_codes(const uint8_t *p, int sub) { return (void)sub, low_high(p + 4); }
+INLINE __m256i Q5_0_codes(const uint8_t *p, int sub) { return (void)sub, with_bit(low_high(p + 6), u32_at(p + 2), 16); }
+INLINE __m256i Q5_1_codes(const uint8_t *p, int sub) { return (void)sub, with_bit(low_high(p + 8), u32_at(p + 4), 16); }
+INLINE __m256i Q8_0_codes(const uint8_t *p, int sub) {
+  return (void)sub, _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(p + 2)), _mm256_set1_epi8(-128));
+}
+INLINE __m256i IQ4_NL_codes(const uint8_t *p, int sub) { return (void)sub, looked_up_bytes(p + 2, iq4_values); }
+INLINE __m256i IQ4_XS_codes(const uint8_t *p, int sub) { return looked_up_bytes(p + 8 + sub * 16, iq4_values); }
+INLINE __m256i MXFP4_codes(const uint8_t *p, int sub) { return (void)sub, looked_up_bytes(p + 1, mxfp4_values); }
+INLINE __m256i shifted_and(const uint8_t *q, int right, int mask) {
+  return _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)q), right), _mm256_set1_epi8((char)mask));
+}
+INLINE uint32_t bit_of_each(const uint8_t *q, int bit) {
+  return _mm256_test_epi8_mask(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi8((char)(1 << bit)));
+}
+INLINE __m256i Q2_K_codes(const uint8_t *p, int sub) { return shifted_and(p + 16 + sub / 4 * 32, sub % 4 * 2, 3); }
+INLINE __m256i Q3_K_codes(const uint8_t *p, int sub) {
+  return with_bit(shifted_and(p + 32 + sub / 4 * 32, sub % 4 * 2, 3), bit_of_each(p, sub), 4);
+}
+INLINE __m256i Q4_K_codes(const uint8_t *p, int sub) { return shifted_and(p + 16 + sub / 2 * 32, sub % 2 * 4, 15); }
+INLINE __m256i Q5_K_codes(const uint8_t *p, int sub) {
+  return with_bit(shifted_and(p + 48 + sub / 2 * 32, sub % 2 * 4, 15), bit_of_each(p + 16, sub), 16);
+}
+INLINE __m256i Q6_K_codes(const uint8_t *p, int sub) {
+  __m256i high = _mm256_loadu_si256((const __m256i *)(p + 128 + sub / 4 * 32));
+  high = sub % 4 == 3 ? _mm256_srli_epi16(high, 2) : sub % 4 == 2 ? high : _mm256_slli_epi16(high, sub % 4 ? 2 : 4);
+  return _mm256_or_si256(shifted_and(p + sub / 4 * 64 + sub % 2 * 32, sub % 4 / 2 * 4, 15), _mm256_and_si256(high, _mm256_set1_epi8(48)));
+}
+
+enum { Q4_0_bias = 3, Q4_1_bias = -1, Q5_0_bias = 4, Q5_1_bias = -1, Q8_0_bias = 7, Q2_K_bias = -1, Q3_K_bias = 2, Q4_K_bias = -1, Q5_K_bias = -1,
+       Q6_K_bias = 5, IQ4_NL_bias = 7, IQ4_XS_bias = 7, MXFP4_bias = 7 };
+enum { Q4_0_scales = 1, Q4_1_scales = 1, Q5_0_scales = 1, Q5_1_scales = 1, Q8_0_scales = 1, Q2_K_scales = 2, Q3_K_scales = 2, Q4_K_scales = 1,
+       Q5_K_scales = 1, Q6_K_scales = 2, IQ4_NL_scales = 1, IQ4_XS_scales = 1, MXFP4_scales = 1 };
+
+#define X(T) \
+  INLINE void T##_factors(const uint8_t *p, float *s) { s[0] = half(u16_at(p)); }
+X(Q4_0) X(Q5_0) X(Q8_0) X(IQ4_NL)
+#undef X
+#define X(T) \
+  INLINE void T##_factors(const uint8_t *p, float *s) { s[0] = half(u16_at(p)), s[16] = half(u16_at(p + 2)); }
+X(Q4_1) X(Q5_1)
+#undef X
+INLINE void MXFP4_factors(const uint8_t *p, float *s) { s[0] = mxfp4_scale(p[0]); }
+INLINE void IQ4_XS_factors(const uint8_t *p, float *s) {
+  for (int i = 0; i < 8; i++) s[i] = iq4_xs_scale(p, i);
+}
+#define X(T) \
+  INLINE void T##_factors(const uint8_t *p, float *s) { T##_open(p, s); }
+X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)
+#undef X
+
+// The scales of 64 weights from sub-block `sub` on, one for each group of four
+INLINE V scales64(const float *s, int sub, int each) {
+  if (each == 1) return _mm512_mask_broadcastss_ps(v_all(s[sub]), 0xFF00, _mm_load_ss(s + sub + 1));
+  return _mm512_permutexvar_ps(_mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0), _mm512_castps128_ps512(_mm_loadu_ps(s + 2 * sub)));
+}
+INLINE V sums64(__m512i w, const quantised *q, int i, int bias) { // exact sums of four products of 64 from i on
+  __m512i t = _mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(q->hi + i)), 8);
+  if (bias >= 0) t = _mm512_sub_epi32(t, _mm512_slli_epi32(_mm512_loadu_si512(q->four + i / 4), (unsigned)bias));
+  return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(t, w, _mm512_loadu_si512(q->lo + i)));
+}
+INLINE float tree8(__m256 t) {
+  __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  u = _mm_add_ps(u, _mm_movehl_ps(u, u));
+  return _mm_cvtss_f32(_mm_add_ss(u, _mm_shuffle_ps(u, u, 1)));
+}
+INLINE float v_tree16(V s) { return tree8(_mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1))); }
+
+#define X(T, WEIGHTS, BYTES_)                                                                                                 \
+  static float i16_dot_##T(const uint8_t *p, const quantised *q, int k) {                                                       \
+    const int kind = minima_of(T), blocks = WEIGHTS == LANES ? 2 : 1;                                                           \
+    V acc = v_all(0), low = acc;                                                                                                \
+    __m256 low8 = _mm256_setzero_ps();                                                                                          \
+    float s[32] __attribute__((aligned(64)));                                                                                   \
+    for (int i = 0; i < k; p += BYTES_ * blocks) {                                                                              \
+      int whole = WEIGHTS != LANES || i + CHUNK <= k; /* else one block of 32 is left, and zeros */                             \
+      for (int line = 0; line < BYTES_ * blocks; line += 64) AHEAD(p + line);                                                   \
+      if (WEIGHTS == LANES) {                                                                                                   \
+        T##_factors(p, s);                                                                                                      \
+        float other[32];                                                                                                        \
+        if (whole) T##_factors(p + BYTES_, other);                                                                              \
+        s[1] = whole ? other[0] : 0;                                                                                            \
+        if (kind == OF_FOUR) s[17] = whole ? other[16] : 0;                                                                     \
+      } else {                                                                                                                  \
+        T##_factors(p, s);                                                                                                      \
+        if (kind == OF_32)                                                                                                      \
+          low8 = _mm256_fmadd_ps(_mm256_loadu_ps(q->sum32 + i / 32),                                                            \
+                                 _mm256_mul_ps(_mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_load_ps(s + 8)), _mm256_loadu_ps(q->scale32 + i / 32)), low8); \
+        if (kind == OF_16) low = v_fma(v_load(q->sum16 + i / 16), v_mul(v_negated(v_load(s + 16)), v_load(q->scale16 + i / 16)), low); \
+      }                                                                                                                         \
+      _Pragma("GCC unroll 4") for (int sub = 0; sub < (WEIGHTS == LANES ? 2 : WEIGHTS / LANES); sub += 2, i += CHUNK) {         \
+        __m256i a = T##_codes(p, sub), b = WEIGHTS != LANES ? T##_codes(p, sub + 1) : whole ? T##_codes(p + BYTES_, 0) : _mm256_setzero_si256(); \
+        __m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);                                                        \
+        V x = v_load(q->scale + i / 4);                                                                                         \
+        acc = v_fma(sums64(w, q, i, T##_bias), v_mul(scales64(s, sub, T##_scales), x), acc);                                    \
+        if (kind == OF_FOUR) low = v_fma(v_load(q->fours + i / 4), v_mul(scales64(s + 16, 0, 1), x), low);                      \
+      }                                                                                                                         \
+    }                                                                                                                           \
+    float sum = v_tree16(acc);                                                                                                  \
+    return kind == NONE ? sum : sum + (kind == OF_32 ? tree8(low8) : v_tree16(low));                                            \
+  }
+FOR_EACH_QUANT(X)
+#undef X

@@ -31,10 +31,11 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compile the native kernels once, into the cache that all tests use."""
-    cache = tmp_path_factory.getbasetemp() / "home" / "cache"
-    build.load(os.environ | {"XDG_CACHE_HOME": str(cache)})
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the native kernels, compiled once, in the cache that all tests use."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "home" / "cache")}
+    build.load(os.environ | environ)
+    return build.cache_folder(environ)
 
 
 @pytest.fixture(scope="session")

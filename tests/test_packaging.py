@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def test_the_data_that_the_packages_need_is_there(wheel: zipfile.ZipFile) -> Non
     assert {"backbone/demo/verse-moe-q4_k_m.gguf", "backbone/demo/NOTICE"} <= names
     definitions = "llama qwen2 gemma3 qwen3 qwen3moe qwen2moe olmoe granitemoe".split()
     assert {f"archdefs/{name}.archdef" for name in definitions} <= names
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels" / "native").glob("*.[ch]")}
+    assert "kernels/native/program.c" in sources <= names
 
 
 def test_no_tests_are_in_it(wheel: zipfile.ZipFile) -> None:
@@ -80,6 +83,16 @@ def test_the_metadata_names_the_commands_and_keeps_it_off_the_index(wheel: zipfi
     metadata = wheel.read(entry.replace("entry_points.txt", "METADATA")).decode()
     assert "Classifier: Private :: Do Not Upload" in metadata
     assert "License-Expression: MIT" in metadata
+    promised = {
+        extra for path in sources() for extra in re.findall(r"pip install expertswarm\[(\w+)\]", path.read_text())
+    }
+    assert "compiler" in promised
+    assert all(f"Provides-Extra: {extra}\n" in metadata for extra in promised)
+
+
+def sources() -> list[Path]:
+    """Every Python file of the packages."""
+    return [path for package in sorted(PACKAGES) for path in (ROOT / package).rglob("*.py")]
 
 
 def test_the_unpacked_wheel_finds_its_definitions_and_its_model(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
@@ -98,5 +111,6 @@ def test_the_unpacked_wheel_finds_its_definitions_and_its_model(wheel: zipfile.Z
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["problems"] == []
+    assert [b["reason"] for b in found["backends"] if b["name"] == "native"] == [None]  # its C sources came with it
     assert found["embedded_model"]["path"].startswith(str(tmp_path / "site"))
     assert len(found["architectures"]) >= 8

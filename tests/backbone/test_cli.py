@@ -70,7 +70,7 @@ def test_demo_model_through_two_workers() -> None:
     assert table[0].split() == ["worker", "backend", "experts", "calls", "rows", "seconds", "state"]
     for number, line in ((1, table[1]), (2, table[2])):
         name, backend, experts, calls, rows, _, state = line.split()
-        assert (name, backend, experts, state) == (f"local-{number}", "numpy", "32", "serving")
+        assert (name, backend, experts, state) == (f"local-{number}", "native", "32", "serving")
         assert 0 < int(calls) <= int(rows)
     assert "answer: 64 tokens" in done.stderr
     assert "weights 85dbef22393e, archdef qwen3moe" in done.stderr
@@ -99,7 +99,7 @@ def test_json_holds_what_scripts_rely_on() -> None:
 def test_bits_and_class_map_do_not_depend_on_the_workers() -> None:
     results = [
         json.loads(backbone("generate", PROMPT["prompt"], "-n", "6", "--json", "--digest", "--workers", n).stdout)
-        for n in ("0", "1", "numpy:3")
+        for n in ("0", "1", "native:3")
     ]
     assert len({json.dumps(r["logits_sha256"]) for r in results}) == 1
     assert len({r["provenance"]["class_map"] for r in results}) == 1
@@ -170,7 +170,7 @@ def test_seeds() -> None:
             "--workers many: 'many' is neither a number nor BACKEND:NUMBER",
         ),
         (("generate", "a", "--backend", "nunpy"), "no backend 'nunpy'; did you mean 'numpy'?"),
-        (("generate", "a", "--workers", "cuda:1"), "no backend 'cuda'; there are numpy"),
+        (("generate", "a", "--workers", "cuda:1"), "no backend 'cuda'; there are native, numpy"),
         (
             ("generate", "a", "--backend", "numpy", "--activations", "i16"),
             "numpy computes with f32 activations only; i16 needs --backend native",

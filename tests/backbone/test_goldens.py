@@ -15,18 +15,23 @@ from shared_data import GOLDEN
 from archdefs import load_library
 from backbone.discovery import DEMO
 from backbone.engine import Engine, GenerateOptions
+from backbone.experts import LocalExperts
+from backbone.model import Model
 from backbone.tokenizer import load_tokenizer
+from kernels.interface import F32, I32
 from kernels.state import Taps
 
 Find = Callable[[str], Path]
+BACKENDS = ("numpy", "native")
 PROMPTS = json.loads((GOLDEN / "verse-moe-golden.json").read_text())["prompts"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("golden", golden_params())
-def test_logits_experts_and_greedy_tokens(golden: Golden, arch_model: Find) -> None:
+def test_logits_experts_and_greedy_tokens(golden: Golden, backend: str, arch_model: Find) -> None:
     data = golden.data()
     bar = GELU_TABLE_BAR if str(data["tolerance"]) == "f32-gelu-table" else F32_BAR
-    model = load(arch_model(golden.model_name))
+    model = load(arch_model(golden.model_name), backend=backend)
     engine = Engine(model, model.local_experts, context=128)
     sequence, taps = engine.new_sequence(), Taps()
     logits = engine.extend(sequence, data["tokens"].tolist(), want_all=True, taps=taps)
@@ -45,45 +50,134 @@ def test_logits_experts_and_greedy_tokens(golden: Golden, arch_model: Find) -> N
     assert greedy == data["greedy"].tolist()
 
 
-def test_residuals_after_each_layer(arch_model: Find) -> None:
+class Elsewhere:
+    """Experts that this process has and pretends to ask others for: the program is left at each `experts`."""
+
+    is_here = False
+
+    def __init__(self, inner: LocalExperts) -> None:
+        self._inner = inner
+        self.asked: set[int] = set()
+
+    def send(self, layer: int, x: F32, ids: I32) -> F32:
+        self.asked.add(layer)
+        return self._inner.send(layer, x, ids)
+
+    def ready(self, ticket: F32) -> bool:
+        return False
+
+    def wait(self, ticket: F32) -> F32:
+        return ticket
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("golden", golden_params())
+def test_native_bits_depend_on_nothing_but_the_tokens(golden: Golden, arch_model: Find) -> None:
+    """Threads, batches, taps, and whether a program runs in one piece or is left for its experts."""
+    tokens = golden.data()["tokens"].tolist()
+    path, library = arch_model(golden.model_name), load_library()
+    one, two, three = (load(path, library, "native", threads) for threads in (1, 2, 3))
+
+    def bits(model: Model, chunk_rows: int = 512, *, leave: bool = False, taps: Taps | None = None) -> bytes:
+        elsewhere = Elsewhere(model.local_experts)
+        engine = Engine(model, elsewhere if leave else model.local_experts, context=128, chunk_rows=chunk_rows)
+        logits = engine.extend(engine.new_sequence(), tokens, want_all=True, taps=taps)
+        assert elsewhere.asked == (set(model.expert_tensors) if leave else set())
+        return logits.tobytes()
+
+    expected = bits(one)
+    taps = [Taps(), Taps()]
+    assert bits(two) == expected
+    assert bits(three) == expected
+    assert bits(one, 7) == expected
+    assert bits(two, 7) == expected
+    assert bits(two, 1) == expected
+    assert bits(one, taps=taps[0]) == expected
+    assert bits(two, 7, taps=taps[1]) == expected
+    for layer, residuals in taps[0].residuals.items():
+        assert np.concatenate(residuals).tobytes() == np.concatenate(taps[1].residuals[layer]).tobytes()
+    if one.expert_tensors:
+        assert bits(one, leave=True) == expected
+        assert bits(two, 7, leave=True) == expected
+        assert bits(two, 1, leave=True) == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_residuals_after_each_layer(backend: str, arch_model: Find) -> None:
     data = Golden("qwen2moe").data()
-    model = load(arch_model("qwen2moe"))
-    engine, taps = Engine(model, model.local_experts, context=128), Taps()
-    engine.extend(engine.new_sequence(), data["tokens"].tolist(), taps=taps)
-    ours = np.stack([np.concatenate(taps.residuals[layer]) for layer in range(len(data["layer_out"]))])
-    assert np.abs(ours - data["layer_out"]).max() <= F32_BAR
+    model = load(arch_model("qwen2moe"), backend=backend)
+    for experts in (model.local_experts, Elsewhere(model.local_experts)):
+        engine, taps = Engine(model, experts, context=128), Taps()
+        engine.extend(engine.new_sequence(), data["tokens"].tolist(), taps=taps)
+        ours = np.stack([np.concatenate(taps.residuals[layer]) for layer in range(len(data["layer_out"]))])
+        assert np.abs(ours - data["layer_out"]).max() <= F32_BAR
 
 
-def test_given_ids_take_the_place_of_the_routers_choice(arch_model: Find) -> None:
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "olmoe"])
+def test_taps_of_native_are_those_of_the_reference(name: str, arch_model: Find) -> None:
+    found = list[Taps]()
+    for backend in BACKENDS:
+        model, taps = load(arch_model(name), backend=backend), Taps()
+        engine = Engine(model, model.local_experts, context=128, chunk_rows=5)
+        engine.extend(engine.new_sequence(), Golden(name).data()["tokens"].tolist(), taps=taps)
+        found.append(taps)
+    reference, native = found
+    assert reference.ids.keys() == native.ids.keys()
+    for layer, ids in reference.ids.items():
+        assert np.array_equal(np.concatenate(ids), np.concatenate(native.ids[layer]))
+        scores = np.concatenate(reference.scores[layer])
+        assert np.abs(scores - np.concatenate(native.scores[layer])).max() <= 1e-5 * np.abs(scores).max()
+        residuals = np.concatenate(reference.residuals[layer])
+        difference = np.abs(residuals - np.concatenate(native.residuals[layer])).max()
+        assert difference <= 1e-5 * np.abs(residuals).max()
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_given_ids_take_the_place_of_the_routers_choice(backend: str, leave: bool, arch_model: Find) -> None:
     data = Golden("qwen3moe").data()
-    model = load(arch_model("qwen3moe"))
-    engine, taps = Engine(model, model.local_experts, context=128, chunk_rows=3), Taps()
+    model = load(arch_model("qwen3moe"), backend=backend)
+    experts = Elsewhere(model.local_experts) if leave else model.local_experts
+    engine, taps = Engine(model, experts, context=128, chunk_rows=3), Taps()
     tokens = data["tokens"][:8].tolist()
     free = engine.extend(engine.new_sequence(), tokens, want_all=True, taps=taps)
     own = {layer: np.concatenate(ids) for layer, ids in taps.ids.items()}
     assert np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids=own), free)
-    other = {layer: (ids + 1) % model.expert_count(layer) for layer, ids in own.items()}
-    assert not np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids=other), free)
+    other, seen = {layer: (ids + 1) % model.expert_count(layer) for layer, ids in own.items()}, Taps()
+    moved = engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids=other, taps=seen)
+    assert not np.array_equal(moved, free)
+    assert all(np.array_equal(np.concatenate(seen.ids[layer]), ids) for layer, ids in other.items())
+    # One layer's ids alone, and none of that is left for the next run.
+    last = max(own)
+    assert not np.array_equal(
+        engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids={last: other[last]}), free
+    )
+    assert np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True, given_ids={0: own[0]}), free)
+    assert np.array_equal(engine.extend(engine.new_sequence(), tokens, want_all=True), free)
 
 
 NAMES = sorted({Golden(path.stem).model_name for path in ARCHS.glob("*.npz")})
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if Golden(n).family not in LATER and not Golden(n).is_quantised])
-def test_no_family_name_decides_anything(name: str, arch_model: Find, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_family_name_decides_anything(backend: str, name: str, arch_model: Find, tmp_path: Path) -> None:
     tokens = Golden(name).data()["tokens"].tolist()
     path, library = renamed(arch_model(name), "zwumf", tmp_path)
     logits = []
-    for model in (load(arch_model(name)), load(path, library)):
+    for model in (load(arch_model(name), backend=backend), load(path, library, backend)):
         engine = Engine(model, model.local_experts, context=128)
         logits.append(engine.extend(engine.new_sequence(), tokens, want_all=True))
     assert logits[0].tobytes() == logits[1].tobytes()
     assert load(path, library).definition.origin != "built in"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p["name"])
-def test_demo_model_writes_what_llama_cpp_writes(prompt: dict[str, Any]) -> None:
-    model = load(DEMO)
+def test_demo_model_writes_what_llama_cpp_writes(prompt: dict[str, Any], backend: str) -> None:
+    model = load(DEMO, backend=backend)
     tokenizer = load_tokenizer(model.gguf.metadata, "demo")
     ids = tokenizer.encode(prompt["prompt"]) if isinstance(prompt["prompt"], str) else prompt["prompt"]
     assert ids == prompt["prompt_ids"]

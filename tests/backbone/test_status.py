@@ -28,8 +28,11 @@ ARCHDEFS = Path(discovery.__file__).parents[1] / "archdefs"
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty home and an empty folder."""
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_kernels: Path) -> None:
+    """A home with nothing but compiled kernels, and an empty folder."""
+    cache = tmp_path / "home" / ".cache" / "expertswarm"
+    cache.mkdir(parents=True)
+    (cache / "native").symlink_to(compiled_kernels)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
     monkeypatch.setattr(discovery, "OLLAMA_SERVICE", tmp_path / "service")
@@ -73,7 +76,8 @@ def test_versions_settings_and_tables_are_whole(status: Any, monkeypatch: pytest
     assert found["settings"]["seed"] == {"value": 7, "source": "flag --seed", "variable": "EXPERTSWARM_SEED"}
     assert found["settings"]["context"]["source"] == "default"
     assert found["pre_tokenizers"] == sorted(PRE_TOKENIZERS)
-    assert {"name": "numpy", "available": True, "reason": None} in found["backends"]
+    assert found["backends"] == [{"name": name, "available": True, "reason": None} for name in ("native", "numpy")]
+    assert found["settings"]["backend"] == {"value": "auto", "source": "default", "variable": "EXPERTSWARM_BACKEND"}
 
 
 def test_every_definition_has_steps_origin_and_the_sha256_of_its_file(status: Any) -> None:

@@ -32,7 +32,7 @@ def matrix(values: F32) -> Matrix:
 
 
 def rows_of(count: int, first: int = 0, sequence: Sequence | None = None) -> Rows:
-    sequence = sequence or Sequence(1)
+    sequence = sequence or Sequence((KeyValues(),))
     positions = np.arange(first, first + count, dtype=np.int64)
     return Rows(np.arange(count, dtype=np.int32), positions, [sequence] * count, np.arange(count))
 
@@ -187,7 +187,7 @@ def test_attention(window: int, sinks: bool, cap: float) -> None:
 
 def test_sequences_in_one_batch_do_not_see_each_other() -> None:
     q, k, v = normal(6, 8), normal(6, 8), normal(6, 8)
-    one, two = Sequence(1), Sequence(1)
+    one, two = Sequence((KeyValues(),)), Sequence((KeyValues(),))
     mixed = Rows(np.zeros(6, np.int32), np.array([0, 0, 1, 1, 2, 2]), [one, two] * 3, np.arange(6))
     together = reference.attention(q, k, v, rows=mixed, memory=0, heads=2, kv_heads=2)
     apart = reference.attention(q[::2], k[::2], v[::2], rows=rows_of(3), memory=0, heads=2, kv_heads=2)

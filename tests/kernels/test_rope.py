@@ -92,7 +92,7 @@ def test_magnitude() -> None:
 
 
 def rotate(name: str, x: np.ndarray[Any, Any], position: int) -> np.ndarray[Any, Any]:
-    rows = Rows(np.zeros(1, np.int32), np.array([position]), [Sequence(0)], np.arange(1))
+    rows = Rows(np.zeros(1, np.int32), np.array([position]), [Sequence(())], np.arange(1))
     table = RopeTable(frequencies(**PLAIN), 1.0)
     return reference.OPERATIONS[name](x, rows=rows, heads=1, table=table)  # type: ignore[no-any-return]
 

@@ -17,6 +17,7 @@ from shared_data import GOLDEN, SHARED
 
 from archdefs import Library, load_definition, load_library
 from backbone.model import Model, load_model
+from kernels.interface import Options
 from kernels.registry import make_backend
 
 ARCHS = GOLDEN / "archs"
@@ -86,9 +87,9 @@ def write_f32_models(folder: Path) -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
 
 
-def load(path: Path, library: Library | None = None) -> Model:
-    """A model on the reference backend."""
-    return load_model(path, library or load_library(), make_backend("numpy"))
+def load(path: Path, library: Library | None = None, backend: str = "numpy", threads: int = 0) -> Model:
+    """A model on a backend, the reference unless another is named."""
+    return load_model(path, library or load_library(), make_backend(backend, Options(threads=threads)))
 
 
 def renamed(path: Path, name: str, folder: Path) -> tuple[Path, Library]:

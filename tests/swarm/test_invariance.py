@@ -1,6 +1,6 @@
 """Placement invariance: the same bits whoever holds what, however many workers, in any order, in any batch, with any loss.
 
-Real worker processes, CURVE, weights over the wire; the class is the reference's, on both sides.
+Real worker processes, CURVE, weights over the wire; one class on both sides: the reference's, then the C kernels'.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ SLOW = str(Path(__file__).parents[1] / "support" / "slow_worker.py")
 TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
 
 
-@pytest.fixture(scope="module", params=["qwen3moe", "qwen2moe", "qwen3moe-k256-Q4_K_M"])
+MODELS = [(b, m) for b in ("numpy", "native") for m in ("qwen3moe", "qwen2moe", "qwen3moe-k256-Q4_K_M")]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def model(request: pytest.FixtureRequest, arch_model: Find) -> Model:
-    return load(arch_model(request.param))
+    backend, name = request.param
+    return load(arch_model(name), backend=backend)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,9 @@ def bits(engine: Engine, tokens: Sequence[int] = TOKENS) -> bytes:
 
 def swarm(model: Model, count: int, **options: Any) -> Swarm:
     options = {"share_path": False} | options
-    return Swarm(model, [WorkerSpec(backend="numpy")] * count, local=model.local_experts, **options)
+    # Workers of one thread and of several: their number is no part of the class.
+    specs = [WorkerSpec(backend=model.backend.name, threads=1 + i % 2) for i in range(count)]
+    return Swarm(model, specs, local=model.local_experts, **options)
 
 
 def slow(*args: str) -> list[str]:

@@ -76,7 +76,6 @@ class NativeProgram:
         self._turned = 0  #: positions for which the tables' addresses are known
         self._layers = 1 + max((operation.layer for operation in operations), default=0)
         self._free: list[Workspace] = []
-        self._expert_steps = {step for step, _ in compiled.experts}
         self._banks_wanted = dict(compiled.experts)
         self._most_pairs_a_row, self._hidden, self._outputs, self._experts, self._quantised = 0, 0, 0, 0, 0
 

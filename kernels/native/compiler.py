@@ -192,8 +192,9 @@ class _Compiler:
             for name, value in sorted(op.constants.items())
             if name != "heads"
         )
-        prepared = PREPARED[op.name](dict(op.constants))
-        table = self._tables.setdefault(key, prepared["table"])
+        if key not in self._tables:
+            self._tables[key] = PREPARED[op.name](dict(op.constants))["table"]
+        table = self._tables[key]
         slot = op.inputs[0]
         self.result.ropes.append((len(self.result.steps), table))
         fields = {"width": self._width[slot], "out_width": self._width[slot], "wanted": int(slot in self._lasts)}

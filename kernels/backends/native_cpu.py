@@ -35,6 +35,7 @@ class NativeBackend:
         self.threads = options.threads or usable_cores()
         self.numeric_class = NumericClass(name="canonical-1", activations=options.activations)
         self._is_i16 = options.activations == "i16"
+        self.half_cache = options.kv_cache == "f16"
         self._pool: int | None = None
 
     def _threads(self) -> int:

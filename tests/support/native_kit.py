@@ -5,10 +5,15 @@ Legend: T rows, W a register's width.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
 import math
+import os
+import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ from kernels.backends.native_cpu import NativeBackend
 from kernels.formats import FORMATS, GGMLType
 from kernels.interface import DenseBackend, Operation, Options, Program
 from kernels.matrix import Matrix
+from kernels.native import build
 from kernels.state import Rows, Sequence
 
 F32 = NDArray[np.float32]
@@ -97,7 +103,7 @@ def weights(type_: GGMLType, rows: int, cols: int, random: np.random.Generator) 
     return Matrix.of(type_, rows, cols, data.reshape(-1))
 
 
-def operation(name: str, inputs: Seq[int], outputs: Seq[int], **constants: Any) -> Operation:
+def operation(name: str, inputs: Seq[int], outputs: Seq[int], /, **constants: Any) -> Operation:
     """One operation; `layer`, `memory` and `on_weights` are taken out of the constants."""
     beside = {key: constants.pop(key) for key in ("layer", "memory", "on_weights") if key in constants}
     return Operation(name=name, inputs=tuple(inputs), outputs=tuple(outputs), constants=constants, **beside)
@@ -148,3 +154,32 @@ def same_bits(ours: F32, theirs: F32) -> None:
     assert ours.shape == theirs.shape
     same = (ours.view(np.uint32) == theirs.view(np.uint32)) | (np.isnan(ours) & np.isnan(theirs))
     assert same.all(), f"{(~same).sum()} of {same.size} values differ, first at {np.argwhere(~same)[0]}"
+
+
+@functools.cache
+def compiled(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+    """A C program over the kernels' headers, compiled as they are."""
+    path = folder / f"{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:16]}.so"
+    text = path.with_suffix(".c")
+    text.write_text(source)
+    command = [*build.compilers(os.environ)[0], *build.FLAGS, *build.cpu_flags(), *flags, f"-I{build.SOURCES}"]
+    done = subprocess.run([*command, str(text), "-o", str(path), "-lm"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(path))
+
+
+def mapped(library: ctypes.CDLL, name: str, x: F32) -> F32:
+    """What a function `name(out, in, count)` of a library makes of each value."""
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(x)
+    getattr(library, name)(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(x.ctypes.data), ctypes.c_int32(x.size))
+    return out
+
+
+#: Functions of one value, each as `name_of(out, in, count)`.
+FUNCTIONS = """
+#include "functions.h"
+#define MAP(NAME) \\
+  __attribute__((visibility("default"))) void NAME##_of(float *out, const float *in, int n) { V_MAP(out, in, n, v_##NAME(a)); }
+MAP(exp) MAP(sigmoid) MAP(silu) MAP(gelu) MAP(gelu_tanh) MAP(tanh) MAP(erf) MAP(relu)
+"""

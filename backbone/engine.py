@@ -125,7 +125,7 @@ class Engine:
             batches.append(Rows(ids, positions, [sequence] * len(ids), wanted, taps, given))
         try:
             # Taps are filled in the order of rows: chunks then run one after another.
-            runs = [self.model.executor.run(rows, self.experts) for rows in batches]
+            runs = [self.model.executor.run(rows, self.experts, self._clock) for rows in batches]
             finished = interleave(runs, at_once=1 if taps is not None else 2)
             for rows, logits in zip(batches, finished, strict=True):
                 sequence.tokens += rows.tokens.tolist()

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from archdefs import OPS, Program, Step
-from kernels.combine import combine
+from kernels.combine import combine, is_finite
 from kernels.errors import NotFinite
 from kernels.interface import F32, DenseBackend, ExpertBank, Operation, Run
 from kernels.matrix import Matrix
+from kernels.parts import PARTS
 from kernels.state import Rows, Sequence, Taps
 
 from .clock import Clock
@@ -90,7 +91,8 @@ class Executor:
 
     def run(self, rows: Rows, experts: ExpertSource, clock: Clock | None = None) -> Generator[None, None, F32]:
         """Logits [wanted, vocabulary] float32 of the wanted rows. Yields where it would wait for experts."""
-        run = self._program.begin(rows)
+        ns = None if clock is None else np.zeros(len(PARTS), np.int64)
+        run = self._program.begin(rows, ns)
         try:
             at, tickets = 0, dict[int, Any]()
             for stop in self._stops:
@@ -100,13 +102,24 @@ class Executor:
                 _run(run, at, stop.at, more=True)
                 at = stop.at
                 if stop.kind == "experts":
+                    if clock is not None:
+                        clock.mark()
                     x, chosen = run.values(stop.slots[0]).copy(), run.chosen(stop.slots[1])
                     tickets[stop.slots[2]] = experts.send(stop.layer, x, chosen.ids.copy()), chosen.weights.copy()
                     at += 1
+                    if clock is not None:
+                        clock.lap("dispatch")
                 elif stop.kind == "collect":
                     ticket, weights = tickets.pop(stop.slots[0])
                     yield
-                    run.put(stop.slots[0], _merged(experts.wait(ticket), weights, stop.layer))
+                    if clock is not None:
+                        clock.mark()
+                    came = experts.wait(ticket)
+                    if clock is not None:
+                        clock.lap("wire")
+                    run.put(stop.slots[0], _merged(came, weights, stop.layer))
+                    if clock is not None:
+                        clock.lap("combine")
                 elif rows.taps is not None:
                     _tap(rows.taps, stop, run)
             _run(run, at, self._end if len(rows.wanted) else self._head)
@@ -115,7 +128,10 @@ class Executor:
             logits = run.values(self._logits).copy()
         finally:
             run.close()
-        if not np.isfinite(logits).all():
+            if clock is not None and ns is not None:
+                for part, spent in zip(PARTS, ns.tolist(), strict=True):
+                    clock.add(part, spent)
+        if not is_finite(logits):
             raise BackboneError("the logits are not finite: the model's weights or its definition are at fault")
         return logits
 
@@ -136,7 +152,7 @@ def _tap(taps: Taps, stop: _Stop, run: Run) -> None:
 
 
 def _merged(rows: F32, weights: F32, layer: int) -> F32:
-    if not np.isfinite(rows).all():
+    if not is_finite(rows):
         raise BackboneError(f"layer {layer}: expert rows are not finite, here as on the workers; the request ends")
     return combine(rows, weights)
 

@@ -7,7 +7,6 @@ here, so that an answer never depends on who is alive.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 
+from kernels.combine import is_finite
 from kernels.interface import F32, I32, NumericClass
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
@@ -272,7 +272,7 @@ class Swarm:
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         rows = np.frombuffer(tensor.data, "<f4")
         actions = self._dispatcher.answered(
-            peer.name, message.seq, message.epoch, tensor.shape, is_finite=_is_finite(rows)
+            peer.name, message.seq, message.epoch, tensor.shape, is_finite=is_finite(rows)
         )
         if actions and isinstance(actions[0], Fill):
             call = actions[0].call
@@ -324,8 +324,3 @@ class Swarm:
         peer = self._roster.named(lost.worker)
         peer.fail(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls are computed here", lost.worker, lost.reason)
-
-
-def _is_finite(rows: F32) -> bool:
-    # A sum of squares is finite only if all values are, and takes half the time; a large one may overflow.
-    return math.isfinite(np.dot(rows, rows)) or bool(np.isfinite(rows).all())

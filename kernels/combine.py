@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,3 +20,10 @@ def combine(rows: F32, weights: F32) -> F32:
         for slot in range(1, rows.shape[1]):
             merged += rows[:, slot] * weights[:, slot, None]
     return merged
+
+
+def is_finite(values: F32) -> bool:
+    """Whether every value is a finite number."""
+    # A sum of squares is finite only if all values are, and takes a third of the time; large ones may overflow it.
+    flat = values.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())

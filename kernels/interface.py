@@ -147,8 +147,11 @@ class Program(Protocol):
     def sequence(self) -> Sequence:
         """A new, empty sequence with the memories that the operations need."""
 
-    def begin(self, rows: Rows) -> Run:
-        """Start on a batch of rows. ValueError when a row's position does not follow what its sequence holds."""
+    def begin(self, rows: Rows, ns: NDArray[np.int64] | None = None) -> Run:
+        """Start on a batch of rows. ValueError when a row's position does not follow what its sequence holds.
+
+        With `ns` the nanoseconds of each part of `kernels.parts.PARTS` are added up there.
+        """
 
 
 class DenseBackend(Backend, Protocol):

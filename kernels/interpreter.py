@@ -10,14 +10,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import reference
 from .combine import combine
 from .errors import NotFinite
 from .interface import F32, Operation
+from .parts import parts
 from .state import Chosen, KeyValues, Rows, Sequence
 
 
@@ -26,11 +29,12 @@ class _Bound:
     function: Callable[..., Any]
     operation: Operation
     needs_rows: bool
+    part: int
 
 
-def _bound(operation: Operation) -> _Bound:
+def _bound(operation: Operation, part: int) -> _Bound:
     if operation.name == "experts":
-        return _Bound(partial(_experts, operation), operation, needs_rows=False)
+        return _Bound(partial(_experts, operation), operation, needs_rows=False, part=part)
     function = reference.OPERATIONS[operation.name]
     wanted = inspect.signature(function).parameters
     constants = dict(operation.constants)
@@ -40,7 +44,7 @@ def _bound(operation: Operation) -> _Bound:
         constants["layer"] = operation.layer
     prepare = reference.PREPARED.get(operation.name)
     fixed = partial(function, **(prepare(constants) if prepare else constants))
-    return _Bound(fixed, operation, needs_rows="rows" in wanted)
+    return _Bound(fixed, operation, needs_rows="rows" in wanted, part=part)
 
 
 def _experts(operation: Operation, x: F32, chosen: Chosen) -> F32:
@@ -58,7 +62,7 @@ class Interpreter:
     """A program bound to the reference."""
 
     def __init__(self, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
-        self._bound = tuple(_bound(operation) for operation in operations)
+        self._bound = tuple(_bound(*each) for each in zip(operations, parts(operations), strict=True))
         self._slots = len(slot_widths)
         self._memories = 1 + max((operation.memory for operation in operations), default=-1)
 
@@ -66,23 +70,26 @@ class Interpreter:
         """A new, empty sequence."""
         return Sequence(tuple(KeyValues() for _ in range(self._memories)))
 
-    def begin(self, rows: Rows) -> InterpretedRun:
+    def begin(self, rows: Rows, ns: NDArray[np.int64] | None = None) -> InterpretedRun:
         """Start on a batch of rows."""
-        return InterpretedRun(self._bound, [None] * self._slots, rows)
+        return InterpretedRun(self._bound, [None] * self._slots, rows, ns)
 
 
 class InterpretedRun:
     """A batch on its way through a program."""
 
-    def __init__(self, bound: tuple[_Bound, ...], slots: list[Any], rows: Rows) -> None:
-        self._bound, self._slots, self._rows = bound, slots, rows
+    def __init__(self, bound: tuple[_Bound, ...], slots: list[Any], rows: Rows, ns: NDArray[np.int64] | None) -> None:
+        self._bound, self._slots, self._rows, self._ns = bound, slots, rows, ns
 
     def run(self, start: int, stop: int, *, more: bool = False) -> None:
         """Run operations start to stop."""
         # What overflows or is no number shows in the logits, or in the experts' rows, where it is looked for.
         with np.errstate(all="ignore"):
             for bound in self._bound[start:stop]:
+                started = perf_counter_ns()
                 self._operate(bound)
+                if self._ns is not None:
+                    self._ns[bound.part] += perf_counter_ns() - started
 
     def _operate(self, bound: _Bound) -> None:
         operation, slots = bound.operation, self._slots

@@ -13,6 +13,7 @@ from ..cores import usable_cores
 from ..errors import KernelError
 from ..interface import F32, I32, ExpertBank, ExpertWeights, NumericClass, Operation, Options, one_shape
 from ..native import build
+from ..native.memory import address
 from ..native.program import NativeProgram
 from ..native.structs import CBank, CExpert, CMatrix, CRun
 from .cpu import cpu_model
@@ -76,8 +77,8 @@ class NativeBackend:
         out = np.empty((len(pairs), bank.outputs), np.float32)
         x, pairs = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(pairs, np.int32)
         failed = self._library.swarm_expert_rows(
-            *(self._threads(), ctypes.addressof(bank), x.ctypes.data, len(x)),
-            *(pairs.ctypes.data, len(pairs), out.ctypes.data, self._is_i16),
+            *(self._threads(), ctypes.addressof(bank), address(x), len(x)),
+            *(address(pairs), len(pairs), address(out), self._is_i16),
         )
         if failed:
             raise KernelError(f"native: no memory for {len(pairs)} rows")
@@ -92,7 +93,7 @@ class NativeBank:
         self._backend, self._weights = backend, dict(experts)  # C knows only addresses
         self._table = (CExpert * (max(experts) + 1))()
         for i, e in experts.items():
-            biases = [None if b is None else b.ctypes.data for b in (e.gate_bias, e.up_bias, e.down_bias)]
+            biases = [None if b is None else address(b) for b in (e.gate_bias, e.up_bias, e.down_bias)]
             self._table[i] = CExpert(CMatrix.of(e.gate), CMatrix.of(e.up), CMatrix.of(e.down), *biases)
         self.bank = CBank(
             ctypes.addressof(self._table),

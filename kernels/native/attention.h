@@ -130,7 +130,7 @@ static void attend(const attention *t, const cache *c, int kv_head, int row, int
         const float *e[VALUE_HEADS];
         float *to[VALUE_HEADS];
         for (int i = 0; i < heads; i++) e[i] = scores + (ptrdiff_t)(r * some + h + i) * length - base;
-        for (int d = 0; d < value_stride; d += VALUE_V * VL) {
+        for (int d = 0; d < t->value_width; d += VALUE_V * VL) {
           int registers = value_stride - d < VALUE_V * VL ? (value_stride - d) / VL : VALUE_V;
           for (int i = 0; i < heads; i++) to[i] = result + i * VALUE_V * VL;
           values_of(v + d, value_stride, e, sum + h, heads, registers, start, end, to);

@@ -13,6 +13,7 @@ import numpy as np
 from ..formats import GGMLType
 from ..interface import F32, Operation
 from ..matrix import Matrix
+from ..parts import parts
 from ..reference import PREPARED
 from ..rope import RopeTable
 from .memory import CacheShape, filled
@@ -28,8 +29,6 @@ NUMBERS = {
 }
 #: Steps in which all threads work on one result; in all others each thread has rows of its own.
 SHARED = frozenset(NUMBERS[name] for name in ("last", "matmul", "attention", "experts"))
-#: What a step's time is charged to, by number.
-PARTS = ("dense", "router", "experts", "combine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,9 @@ def compile_program(
 ) -> Compiled:
     """Walk the operations once, in order. `quantised_floats` makes products of the i16 class."""
     compiler = _Compiler(slots, quantised_floats)
-    router = _router(operations)
-    for number, operation in enumerate(operations):
+    for operation, part in zip(operations, parts(operations), strict=True):
         compiler.note()
-        part = "experts" if operation.name == "experts" else "router" if number in router else "dense"
-        compiler.operation, compiler.part = operation, PARTS.index(part)
+        compiler.operation, compiler.part = operation, part
         _COMPILE.get(operation.name, _Compiler.plain)(compiler, operation)
     compiler.note()
     _set_barriers(compiler.result.steps)
@@ -274,23 +271,6 @@ _COMPILE: Mapping[str, Callable[[_Compiler, Operation], None]] = {
     "split": _Compiler.split,
     "split_heads": _Compiler.split,
 }
-
-
-def _router(operations: Seq[Operation]) -> frozenset[int]:
-    """Operations that score and choose: from the product that top_k reads to the last change of its weights."""
-    found, wanted = set[int](), set[int]()
-    for number in range(len(operations) - 1, -1, -1):
-        op = operations[number]
-        if op.on_weights:
-            found.add(number)
-        elif op.name == "top_k":
-            found.add(number)
-            wanted = {slot for slot in op.inputs if slot >= 0}
-        elif wanted & set(op.outputs):
-            found.add(number)
-            if op.name == "matmul":
-                wanted -= set(op.outputs)
-    return frozenset(found)
 
 
 def _set_barriers(steps: Iterable[CStep]) -> None:

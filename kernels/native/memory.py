@@ -26,6 +26,12 @@ def aligned(count: int, dtype: Any = np.float32) -> NDArray[Any]:
     return raw[start : start + count * size].view(dtype)
 
 
+def address(array: NDArray[Any]) -> int:
+    """Where an array's first value is. (`array.ctypes` makes several objects for it.)"""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
 def filled(width: int) -> int:
     """A row's values with the zeros that fill up its last 32 lanes."""
     return -(-width // 32) * 32
@@ -68,7 +74,7 @@ class Caches:
                 was = old.reshape(shape.kv_heads, self._capacity, width)[:, : self.length]
                 new.reshape(shape.kv_heads, capacity, width)[:, : self.length] = was
             grown.append(new)
-        self.table[i] = CCache(grown[0].ctypes.data, grown[1].ctypes.data, capacity)
+        self.table[i] = CCache(address(grown[0]), address(grown[1]), capacity)
         return grown[0], grown[1]
 
     def truncate(self, length: int) -> None:

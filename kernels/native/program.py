@@ -17,10 +17,8 @@ from ..errors import NotFinite
 from ..interface import F32, ExpertBank, Operation
 from ..state import Chosen, Rows, Sequence
 from .compiler import Compiled, compile_program
-from .memory import Caches, aligned
+from .memory import Caches, address, aligned
 from .structs import CBank, CRun, CStep
-
-ADDRESS = ctypes.sizeof(ctypes.c_void_p)
 
 
 class Kernels(Protocol):
@@ -38,18 +36,31 @@ class Kernels(Protocol):
 
 
 class Workspace:
-    """Buffers for a program's slots, for up to so many rows."""
+    """Everything that C reads or writes in a run of up to so many rows, at addresses that stay."""
 
-    def __init__(self, compiled: Compiled, rows: int) -> None:
+    def __init__(self, compiled: Compiled, rows: int, layers: int) -> None:
         self.rows = rows
         self.buffers: list[F32] = [aligned(rows * width) for width in compiled.buffer_widths]
-        self.slots = (ctypes.c_void_p * len(self.buffers))(*[b.ctypes.data for b in self.buffers])
         self.ids: dict[int, NDArray[np.int32]] = {b: aligned(rows * k, np.int32) for b, k in compiled.chosen.items()}
-        self.id_table = (ctypes.c_void_p * len(self.buffers))()
+        self.tokens, self.wanted, self.sequence = (aligned(rows, np.int32) for _ in range(3))
+        self.positions = aligned(rows, np.int64)
+        self._slots = (ctypes.c_void_p * len(self.buffers))(*[address(b) for b in self.buffers])
+        self._ids = (ctypes.c_void_p * len(self.buffers))()
         for buffer, ids in self.ids.items():
-            self.id_table[buffer] = ids.ctypes.data
+            self._ids[buffer] = address(ids)
+        self.given = (ctypes.c_void_p * max(1, layers))()
+        self.caches = (ctypes.c_void_p * rows)()
         self.expert_space: tuple[NDArray[Any], ...] = ()
         self.expert_sizes = (0, 0, 0, 0)
+        self.run = CRun(
+            tokens=address(self.tokens),
+            positions=address(self.positions),
+            wanted=address(self.wanted),
+            sequence=address(self.sequence),
+            caches=ctypes.addressof(self.caches),
+            slots=ctypes.addressof(self._slots),
+            ids=ctypes.addressof(self._ids),
+        )
 
 
 class NativeProgram:
@@ -63,27 +74,25 @@ class NativeProgram:
         self._shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
         self._tables = {id(table): table for _, table in compiled.ropes}
         self._turned = 0  #: positions for which the tables' addresses are known
-        self.layers = 1 + max((operation.layer for operation in operations), default=0)
+        self._layers = 1 + max((operation.layer for operation in operations), default=0)
         self._free: list[Workspace] = []
-        self._expert_steps = {step for step, _ in compiled.experts}
         self._banks_wanted = dict(compiled.experts)
         self._most_pairs_a_row, self._hidden, self._outputs, self._experts, self._quantised = 0, 0, 0, 0, 0
-        self.clock: NDArray[np.int64] | None = None  #: nanoseconds by part of PARTS, where they are wanted
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
         return Sequence((Caches(self._shapes),))
 
-    def begin(self, rows: Rows) -> NativeRun:
+    def begin(self, rows: Rows, ns: NDArray[np.int64] | None = None) -> NativeRun:
         """Start on a batch of rows. ValueError when a row's position does not follow what its sequence holds."""
         self._turn(int(rows.positions.max(initial=-1)) + 1)
         space = next((s for s in self._free if s.rows >= len(rows)), None)
         if space is None:
             self._free.clear()  # too small for this run: never needed again, most likely
-            space = Workspace(self.compiled, len(rows))
+            space = Workspace(self.compiled, max(1, len(rows)), self._layers)
         else:
             self._free.remove(space)
-        return NativeRun(self, rows, space)
+        return NativeRun(self, rows, space, ns)
 
     def give_back(self, space: Workspace) -> None:
         """A run is over."""
@@ -96,7 +105,7 @@ class NativeProgram:
         for table in self._tables.values():
             table.reserve(positions)
         for step, table in self.compiled.ropes:
-            self._steps[step].vector, self._steps[step].second = table.cos.ctypes.data, table.sin.ctypes.data
+            self._steps[step].vector, self._steps[step].second = address(table.cos), address(table.sin)
         self._turned = min((len(table.cos) for table in self._tables.values()), default=positions)
 
     def _load_banks(self, start: int, stop: int) -> None:
@@ -111,16 +120,17 @@ class NativeProgram:
                 self._quantised = max(self._quantised, self._kernels.quantised_floats(bank.hidden))
             self._outputs, self._experts = max(self._outputs, bank.outputs), max(self._experts, bank.count)
 
-    def expert_space(self, space: Workspace, rows: int) -> tuple[NDArray[Any], ...]:
+    def _make_expert_space(self, space: Workspace) -> None:
         """Room for hidden values, rows and the order of one layer's pairs."""
-        pairs = rows * self._most_pairs_a_row
+        pairs = space.rows * self._most_pairs_a_row
         sizes = pairs * self._hidden, pairs * self._quantised, pairs * self._outputs, 4 * pairs + 1 + self._experts
         if any(need > have for need, have in zip(sizes, space.expert_sizes, strict=True)):
             space.expert_space = (*(aligned(size) for size in sizes[:3]), aligned(sizes[3], np.int32))
             space.expert_sizes = sizes
-        return space.expert_space
+            addresses = [address(array) for array in space.expert_space]
+            space.run.hidden, space.run.hidden_quantised, space.run.expert_rows, space.run.index = addresses
 
-    def run(self, start: int, stop: int, space: Workspace, run: CRun, more: bool) -> None:
+    def run(self, start: int, stop: int, space: Workspace, more: bool) -> None:
         """Run operations start to stop."""
         first, end = self.compiled.first_step[start], self.compiled.first_step[stop]
         if first == end:
@@ -128,72 +138,55 @@ class NativeProgram:
         if self._banks_wanted:
             self._load_banks(first, end)
         if self._most_pairs_a_row:
-            addresses = [array.ctypes.data for array in self.expert_space(space, run.rows)]
-            run.hidden, run.hidden_quantised, run.expert_rows, run.index = addresses
-        run.ns = None if self.clock is None else self.clock.ctypes.data
-        self._kernels.run(self._address + first * ctypes.sizeof(CStep), end - first, run, more)
-        if run.bad_layer >= 0:
-            raise NotFinite(run.bad_layer)
+            self._make_expert_space(space)
+        self._kernels.run(self._address + first * ctypes.sizeof(CStep), end - first, space.run, more)
+        if space.run.bad_layer >= 0:
+            raise NotFinite(space.run.bad_layer)
 
 
 class NativeRun:
     """A batch on its way through a program."""
 
-    def __init__(self, program: NativeProgram, rows: Rows, space: Workspace) -> None:
-        self._program, self._rows, self._space = program, rows, space
-        self._at = 0
-        sequences = list({id(sequence): sequence for sequence in rows.sequences}.values())
-        number = {id(sequence): i for i, sequence in enumerate(sequences)}
-        self._tokens = np.ascontiguousarray(rows.tokens, np.int32)
-        self._positions = np.ascontiguousarray(rows.positions, np.int64)
-        self._wanted = rows.wanted.astype(np.int32)
-        if len(sequences) == 1:
-            self._of = np.zeros(len(rows), np.int32)
-        else:
-            self._of = np.array([number[id(sequence)] for sequence in rows.sequences], np.int32)
-        self._tables = (ctypes.c_void_p * max(1, len(sequences)))()
-        for i, sequence in enumerate(sequences):
-            self._tables[i] = ctypes.addressof(self._reserved(i, sequence))
-        # Of this run alone: another run's rows are not as many, and it may give other layers' ids.
+    def __init__(self, program: NativeProgram, rows: Rows, space: Workspace, ns: NDArray[np.int64] | None) -> None:
+        self._program, self._space, self._ns = program, space, ns
+        self._at, count = 0, len(rows)
+        space.tokens[:count] = rows.tokens
+        space.positions[:count] = rows.positions
+        space.wanted[: len(rows.wanted)] = rows.wanted
+        self._name_sequences(rows, space)
         self._given = {layer: np.ascontiguousarray(ids, np.int32) for layer, ids in (rows.given_ids or {}).items()}
-        given = (ctypes.c_void_p * program.layers)()
-        for layer, ids in self._given.items():
-            given[layer] = ids.ctypes.data
-        self._given_table = given
-        self._run = CRun(
-            rows=len(rows),
-            wanted_count=len(rows.wanted),
-            tokens=self._tokens.ctypes.data,
-            positions=self._positions.ctypes.data,
-            wanted=self._wanted.ctypes.data,
-            sequence=self._of.ctypes.data,
-            caches=ctypes.addressof(self._tables),
-            slots=ctypes.addressof(space.slots),
-            ids=ctypes.addressof(space.id_table),
-            given=ctypes.addressof(given) if rows.given_ids else None,
-            most_keys=int(self._positions.max(initial=-1)) + 1,
-        )
+        for layer in range(len(space.given) if self._given else 0):
+            space.given[layer] = address(self._given[layer]) if layer in self._given else None
+        run = space.run
+        run.rows, run.wanted_count = count, len(rows.wanted)
+        run.given = ctypes.addressof(space.given) if self._given else None
+        run.most_keys = int(rows.positions[0] if count == 1 else rows.positions.max(initial=-1)) + 1
+        run.ns = None if ns is None else address(ns)
 
-    def _reserved(self, i: int, sequence: Sequence) -> Any:
-        positions = self._positions if len(self._tables) == 1 else self._positions[self._of == i]
-        first, length = int(positions[0]), len(positions)
-        if not np.array_equal(positions, np.arange(first, first + length)):
-            raise ValueError("rows of one sequence have to be in order of position, without a gap")
-        caches = sequence.memories[0]
-        if not isinstance(caches, Caches):
-            raise TypeError(f"a sequence of another backend: {type(caches).__name__}")
-        caches.reserve(first, first + length)
-        return caches.table
+    @staticmethod
+    def _name_sequences(rows: Rows, space: Workspace) -> None:
+        """Which row is of which sequence, and where each sequence's keys and values are."""
+        first = rows.sequences[0] if rows.sequences else None
+        if first is None or all(sequence is first for sequence in rows.sequences):
+            space.sequence[: len(rows)] = 0
+            if first is not None:
+                space.caches[0] = ctypes.addressof(_reserved(first, rows.positions))
+            return
+        number = {id(sequence): i for i, sequence in enumerate(dict.fromkeys(rows.sequences))}
+        of = np.array([number[id(sequence)] for sequence in rows.sequences], np.int32)
+        space.sequence[: len(rows)] = of
+        for i, sequence in enumerate(dict.fromkeys(rows.sequences)):
+            space.caches[i] = ctypes.addressof(_reserved(sequence, rows.positions[of == i]))
 
     def run(self, start: int, stop: int, *, more: bool = False) -> None:
         """Run operations start to stop. NotFinite when experts' rows are not finite."""
         self._at = stop
-        self._program.run(start, stop, self._space, self._run, more)
+        self._program.run(start, stop, self._space, more)
 
     def values(self, slot: int) -> F32:
         """What a slot holds, [rows, width]."""
-        view = self._program.compiled.views[self._at]
-        rows, width = self._run.wanted_count if slot in view.lasts else self._run.rows, view.widths[slot]
+        view, run = self._program.compiled.views[self._at], self._space.run
+        rows, width = run.wanted_count if slot in view.lasts else run.rows, view.widths[slot]
         return self._space.buffers[view.buffers[slot]][: rows * width].reshape(rows, width)
 
     def chosen(self, slot: int) -> Chosen:
@@ -210,3 +203,15 @@ class NativeRun:
     def close(self) -> None:
         """Let go of the slots."""
         self._program.give_back(self._space)
+
+
+def _reserved(sequence: Sequence, positions: NDArray[np.int64]) -> Any:
+    """The table of a sequence's caches, with room for these positions."""
+    first, count = int(positions[0]), len(positions)
+    if count > 1 and not np.array_equal(positions, np.arange(first, first + count)):
+        raise ValueError("rows of one sequence have to be in order of position, without a gap")
+    caches = sequence.memories[0]
+    if not isinstance(caches, Caches):
+        raise TypeError(f"a sequence of another backend: {type(caches).__name__}")
+    caches.reserve(first, first + count)
+    return caches.table

@@ -66,7 +66,15 @@ class Joining:
 
     def assign(self, place: Place) -> None:
         """Give every worker its experts."""
-        candidates = [Candidate(name=p.name, memory_bytes=p.memory_bytes) for p in self._roster]
+        # A copy costs nothing where the file is mapped; one that is sent has to be asked for, by a bound that has room.
+        candidates = [
+            Candidate(
+                name=p.name,
+                memory_bytes=p.memory_bytes,
+                takes_copies=self._slices.share_path or p.memory_bytes > 0,
+            )
+            for p in self._roster
+        ]
         plan = place(expert_bytes(self._slices.store), candidates)
         if plan.describe():
             log.warning("%s", plan.describe())

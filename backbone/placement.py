@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ class Candidate:
 
     name: str
     memory_bytes: int  #: for experts; 0: no bound of its own
+    takes_copies: bool = False  #: may hold experts that others hold too, as far as its memory goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,12 @@ class Plan:
 
 
 def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
-    """Place every expert once. `expert_bytes`: layer to bytes of each expert.
+    """Place every expert once, then copies. `expert_bytes`: layer to bytes of each expert.
 
     Each worker gets an equal share of every layer, or where its memory is too small for that, a smaller one of every
-    layer, so that no layer has to wait for one worker alone. The result depends on nothing else: the same inputs give
-    the same plan.
+    layer, so that no layer has to wait for one worker alone. Who takes copies gets them, alike in all layers, with what
+    memory is left: of several holders the least loaded one is asked. The result depends on nothing else: the same
+    inputs give the same plan.
     """
     total = sum(map(sum, expert_bytes.values()))
     room = {c.name: c.memory_bytes or total for c in candidates}
@@ -58,6 +61,7 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
             if not able:
                 left.append((layer, expert))
                 continue
+            able = _below_their_part(able, layer, len(sizes), shares, holds)
             _give(max(able, key=owed.__getitem__), layer, expert, size, holds, room, owed)
     for layer, expert in tuple(left):
         size = expert_bytes[layer][expert]
@@ -65,7 +69,46 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
         if able:
             left.remove((layer, expert))
             _give(max(able, key=room.__getitem__), layer, expert, size, holds, room, owed)
+    for candidate in candidates:
+        if candidate.takes_copies:
+            _copy(candidate.name, expert_bytes, holds, room, owed)
     return _plan(holds, left, expert_bytes, candidates)
+
+
+def _below_their_part(
+    able: Sequence[str],
+    layer: int,
+    experts: int,
+    shares: Mapping[str, float],
+    holds: Mapping[str, Mapping[int, Sequence[int]]],
+) -> Sequence[str]:
+    """Those that have less than their part of a layer, rounded down; else, rounded up; else all."""
+    for rounded in (math.floor, math.ceil):
+        below = [n for n in able if len(holds[n].get(layer, ())) < rounded(round(shares[n] * experts, 6))]
+        if below:
+            return below
+    return able
+
+
+def _copy(
+    name: str,
+    expert_bytes: Mapping[int, Sequence[int]],
+    holds: dict[str, dict[int, list[int]]],
+    room: dict[str, int],
+    owed: dict[str, float],
+) -> None:
+    """Fill a worker's memory with experts that it does not hold, one of each layer in turn."""
+    waiting = {
+        layer: [e for e in range(len(sizes)) if e not in frozenset(holds[name].get(layer, ()))]
+        for layer, sizes in expert_bytes.items()
+    }
+    while waiting:
+        for layer in list(waiting):
+            if not waiting[layer] or room[name] < expert_bytes[layer][waiting[layer][0]]:
+                del waiting[layer]
+                continue
+            expert = waiting[layer].pop(0)
+            _give(name, layer, expert, expert_bytes[layer][expert], holds, room, owed)
 
 
 def _give(

@@ -18,7 +18,12 @@ INLINE int minima_of(int type) {
 }
 INLINE int is_integer_type(int type) { return type != F32 && type != F16 && type != BF16; }
 
-// A row of activations. Planes: x = 256 hi + lo. `spread` has element 4 g + j of a chunk at 16 j + g.
+#if defined(LANES_AVX512) && defined(__AVX512VNNI__)
+#define WITH_VNNI
+#endif
+
+// A row of activations. Planes: x = 256 hi + lo. `spread` has element 4 g + j of a chunk at 16 j + g; with VNNI it holds pairs
+// of 16-bit integers in its place, elements 4 g and 4 g + 2 of all groups, then 4 g + 1 and 4 g + 3.
 typedef struct {
   int8_t *hi, *lo;
   int32_t *four;  // exact sums of four
@@ -70,7 +75,11 @@ static void quantise(const float *x, int from, int to, int k, quantised *q) {
       int32_t h = (v[i] + 128) >> 8;
       q->hi[b * LANES + i] = (int8_t)h;
       q->lo[b * LANES + i] = (int8_t)(v[i] - 256 * h);
+#if defined(WITH_VNNI)
+      ((int16_t *)q->spread)[b / 2 * CHUNK + i % 2 * 32 + b % 2 * 16 + i / 4 * 2 + i % 4 / 2] = (int16_t)v[i];
+#else
       q->spread[b / 2 * CHUNK + i % 4 * GROUPS + b % 2 * 8 + i / 4] = (float)v[i];
+#endif
       sum[i / 16] += v[i];
     }
     for (int g = 0; g < 8; g++) {
@@ -85,6 +94,9 @@ static void quantise(const float *x, int from, int to, int k, quantised *q) {
     q->scale32[b] = scale;
   }
 }
+
+#define I16_TILE 16 // rows of weights in a tile
+INLINE int i16_stride(int k) { return chunked(k) + 2 * (chunked(k) / 4) + 16; }
 
 // lane[i] + sums[i] (m[i] s[i]) over n values into `lanes` lanes, and their tree
 INLINE float minima_sum(const float *m, const float *s, const float *sums, int n, int lanes) {
@@ -105,9 +117,11 @@ static float minima_part(int kind, const float *m, const quantised *q, int k) {
   return 0;
 }
 
+#if defined(WITH_VNNI)
+#include "i16_avx512.h"
+#else
 // ---- a row of weights in a tile: whole weights in spread order, the scale of each group of four, the minima
 
-INLINE int i16_stride(int k) { return chunked(k) + 2 * (chunked(k) / 4) + 16; }
 INLINE void fill_block(const sub_block *s, int kind, int b, int n, float *out) {
   float *scale = out + n, *m = scale + n / 4;
   for (int i = 0; i < LANES; i++) out[b / 2 * CHUNK + i % 4 * GROUPS + b % 2 * 8 + i / 4] = (float)s->code[i];
@@ -133,15 +147,6 @@ INLINE void fill_block(const sub_block *s, int kind, int b, int n, float *out) {
   }
 FOR_EACH_QUANT(X)
 #undef X
-static void spread(int type, const uint8_t *p, float *out, int k) {
-  switch (type) {
-#define X(T, WEIGHTS, BYTES_) \
-  case T: spread_##T(p, out, k); break;
-    FOR_EACH_QUANT(X)
-#undef X
-  }
-}
-
 // ---- tiles: 2 rows of weights by up to I16_X rows of activations
 
 #define I16_ROWS 2
@@ -151,7 +156,6 @@ static void spread(int type, const uint8_t *p, float *out, int k) {
 #define I16_X 2
 #endif
 #define I16_V (GROUPS / VL > 0 ? GROUPS / VL : 1)
-#define I16_TILE 16 // rows of weights in a tile
 
 INLINE float tree16(const float *lane) {
   float s[8];
@@ -193,27 +197,8 @@ INLINE void i16_block(const float *w, int stride, int rows, int kind, const quan
       out[c][r] = kind == NONE ? sum : sum + minima_part(kind, w + r * stride + chunked(k) + chunked(k) / 4, x + c, k);
     }
 }
-static void i16_blocks(const float *w, int stride, int rows, int kind, const quantised *x, int n, int k, float *const *out) {
-  switch (n) {
-#define CASE(N) \
-  case N: i16_block(w, stride, rows, kind, x, N, k, out); break;
-    CASE(1)
-    CASE(2)
-#if I16_X > 2
-    CASE(3)
-    CASE(4)
-    CASE(5)
-    CASE(6)
-#endif
-#undef CASE
-  }
-}
-
 // ---- one row of weights by one row of activations
 
-#if defined(LANES_AVX512) && defined(__AVX512VNNI__)
-#include "i16_avx512.h"
-#else
 #if defined(LANES_NEON) && defined(__ARM_FEATURE_DOTPROD)
 INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, int32_t *t) {
   for (int h = 0; h < 2; h++) {
@@ -263,6 +248,30 @@ INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, in
 FOR_EACH_QUANT(X)
 #undef X
 #endif
+
+static void spread(int type, const uint8_t *p, float *out, int k) {
+  switch (type) {
+#define X(T, WEIGHTS, BYTES_) \
+  case T: spread_##T(p, out, k); break;
+    FOR_EACH_QUANT(X)
+#undef X
+  }
+}
+static void i16_blocks(const float *w, int stride, int rows, int kind, const quantised *x, int n, int k, float *const *out) {
+  switch (n) {
+#define CASE(N) \
+  case N: i16_block(w, stride, rows, kind, x, N, k, out); break;
+    CASE(1)
+    CASE(2)
+#if I16_X > 2
+    CASE(3)
+    CASE(4)
+    CASE(5)
+    CASE(6)
+#endif
+#undef CASE
+  }
+}
 
 typedef float i16_dot_function(const uint8_t *row, const quantised *q, int k);
 static i16_dot_function *i16_dot_of(int type) {

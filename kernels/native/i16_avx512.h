@@ -1,6 +1,7 @@
-// One row by one row with AVX-512 VNNI, 64 weights a step: codes as unsigned bytes with a bias that is a power of two, taken
+// The i16 class with AVX-512 VNNI. One row by one row, 64 weights a step: codes as unsigned bytes with a bias that is a power of two, taken
 // off by the exact sums of four activations.
 #pragma once
+// Included by i16.h in place of the parts that it has for other CPUs.
 
 INLINE __m256i low_high(const uint8_t *q) { // sixteen low halves, then sixteen high ones
   __m128i b = _mm_loadu_si128((const __m128i *)q);
@@ -49,15 +50,27 @@ enum { Q4_0_bias = 3, Q4_1_bias = -1, Q5_0_bias = 4, Q5_1_bias = -1, Q8_0_bias =
 enum { Q4_0_scales = 1, Q4_1_scales = 1, Q5_0_scales = 1, Q5_1_scales = 1, Q8_0_scales = 1, Q2_K_scales = 2, Q3_K_scales = 2, Q4_K_scales = 1,
        Q5_K_scales = 1, Q6_K_scales = 2, IQ4_NL_scales = 1, IQ4_XS_scales = 1, MXFP4_scales = 1 };
 
+// Of two blocks of 32, or of one and zeros: the scale of each group of four, and the minima where the type has them
+INLINE V two_scales(const uint8_t *p, const uint8_t *next, V *m) {
+  __m128 f = _mm_cvtph_ps(_mm_set_epi64x(0, (int64_t)((uint64_t)(next ? u32_at(next) : 0) << 32 | u32_at(p)))); // d, m, d, m
+  __m512i first = _mm512_set_epi32(2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0);
+  *m = _mm512_permutexvar_ps(_mm512_or_si512(first, _mm512_set1_epi32(1)), _mm512_castps128_ps512(f));
+  return _mm512_permutexvar_ps(first, _mm512_castps128_ps512(f));
+}
 #define X(T) \
-  INLINE void T##_factors(const uint8_t *p, float *s) { s[0] = half(u16_at(p)); }
-X(Q4_0) X(Q5_0) X(Q8_0) X(IQ4_NL)
+  INLINE V T##_two(const uint8_t *p, const uint8_t *next, V *m) { return two_scales(p, next, m); } \
+  INLINE void T##_factors(const uint8_t *p, float *s) { (void)p, (void)s; }
+X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL)
 #undef X
+INLINE V MXFP4_two(const uint8_t *p, const uint8_t *next, V *m) {
+  *m = v_all(0);
+  return _mm512_mask_mov_ps(v_all(mxfp4_scale(p[0])), 0xFF00, v_all(next ? mxfp4_scale(next[0]) : 0));
+}
+INLINE void MXFP4_factors(const uint8_t *p, float *s) { (void)p, (void)s; }
 #define X(T) \
-  INLINE void T##_factors(const uint8_t *p, float *s) { s[0] = half(u16_at(p)), s[16] = half(u16_at(p + 2)); }
-X(Q4_1) X(Q5_1)
+  INLINE V T##_two(const uint8_t *p, const uint8_t *next, V *m) { return (void)p, (void)next, (void)m, v_all(0); }
+X(IQ4_XS) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)
 #undef X
-INLINE void MXFP4_factors(const uint8_t *p, float *s) { s[0] = mxfp4_scale(p[0]); }
 INLINE void IQ4_XS_factors(const uint8_t *p, float *s) {
   for (int i = 0; i < 8; i++) s[i] = iq4_xs_scale(p, i);
 }
@@ -70,6 +83,15 @@ X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)
 INLINE V scales64(const float *s, int sub, int each) {
   if (each == 1) return _mm512_mask_broadcastss_ps(v_all(s[sub]), 0xFF00, _mm_load_ss(s + sub + 1));
   return _mm512_permutexvar_ps(_mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0), _mm512_castps128_ps512(_mm_loadu_ps(s + 2 * sub)));
+}
+// Of a block of 256: the product of the scales of weights and activations, and from it that of 64 weights from `sub` on
+INLINE V both_scales(const float *s, const quantised *q, int i, int each) {
+  if (each == 1) return _mm512_castps256_ps512(_mm256_mul_ps(_mm256_load_ps(s), _mm256_loadu_ps(q->scale32 + i / 32)));
+  return v_mul(v_load(s), v_load(q->scale16 + i / 16));
+}
+INLINE V picked64(V both, int sub, int each) {
+  __m512i at = each == 1 ? _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0) : _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  return _mm512_permutexvar_ps(_mm512_add_epi32(at, _mm512_set1_epi32(sub * each)), both);
 }
 INLINE V sums64(__m512i w, const quantised *q, int i, int bias) { // exact sums of four products of 64 from i on
   __m512i t = _mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(q->hi + i)), 8);
@@ -92,25 +114,23 @@ INLINE float v_tree16(V s) { return tree8(_mm256_add_ps(_mm512_castps512_ps256(s
     for (int i = 0; i < k; p += BYTES_ * blocks) {                                                                              \
       int whole = WEIGHTS != LANES || i + CHUNK <= k; /* else one block of 32 is left, and zeros */                             \
       for (int line = 0; line < BYTES_ * blocks; line += 64) AHEAD(p + line);                                                   \
+      V two = v_all(0), m = two;                                                                                                \
       if (WEIGHTS == LANES) {                                                                                                   \
-        T##_factors(p, s);                                                                                                      \
-        float other[32];                                                                                                        \
-        if (whole) T##_factors(p + BYTES_, other);                                                                              \
-        s[1] = whole ? other[0] : 0;                                                                                            \
-        if (kind == OF_FOUR) s[17] = whole ? other[16] : 0;                                                                     \
+        two = T##_two(p, whole ? p + BYTES_ : 0, &m);                                                                           \
       } else {                                                                                                                  \
         T##_factors(p, s);                                                                                                      \
         if (kind == OF_32)                                                                                                      \
           low8 = _mm256_fmadd_ps(_mm256_loadu_ps(q->sum32 + i / 32),                                                            \
                                  _mm256_mul_ps(_mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_load_ps(s + 8)), _mm256_loadu_ps(q->scale32 + i / 32)), low8); \
         if (kind == OF_16) low = v_fma(v_load(q->sum16 + i / 16), v_mul(v_negated(v_load(s + 16)), v_load(q->scale16 + i / 16)), low); \
+        two = both_scales(s, q, i, T##_scales);                                                                                 \
       }                                                                                                                         \
       _Pragma("GCC unroll 4") for (int sub = 0; sub < (WEIGHTS == LANES ? 2 : WEIGHTS / LANES); sub += 2, i += CHUNK) {         \
         __m256i a = T##_codes(p, sub), b = WEIGHTS != LANES ? T##_codes(p, sub + 1) : whole ? T##_codes(p + BYTES_, 0) : _mm256_setzero_si256(); \
         __m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);                                                        \
-        V x = v_load(q->scale + i / 4);                                                                                         \
-        acc = v_fma(sums64(w, q, i, T##_bias), v_mul(scales64(s, sub, T##_scales), x), acc);                                    \
-        if (kind == OF_FOUR) low = v_fma(v_load(q->fours + i / 4), v_mul(scales64(s + 16, 0, 1), x), low);                      \
+        V scale = WEIGHTS == LANES ? v_mul(two, v_load(q->scale + i / 4)) : picked64(two, sub, T##_scales);                     \
+        acc = v_fma(sums64(w, q, i, T##_bias), scale, acc);                                                                     \
+        if (kind == OF_FOUR) low = v_fma(v_load(q->fours + i / 4), v_mul(m, v_load(q->scale + i / 4)), low);                    \
       }                                                                                                                         \
     }                                                                                                                           \
     float sum = v_tree16(acc);                                                                                                  \
@@ -118,3 +138,101 @@ INLINE float v_tree16(V s) { return tree8(_mm256_add_ps(_mm512_castps512_ps256(s
   }
 FOR_EACH_QUANT(X)
 #undef X
+
+// ---- tiles: whole weights as pairs of 16-bit integers in the order of the activations' pairs
+
+INLINE int tile_scales(int k) { return chunked(k) / 2; } // floats in front of the scales; the minima stand behind them
+INLINE int tile_minima(int k) { return chunked(k) / 2 + chunked(k) / 4; }
+INLINE void store_pairs(__m512i bytes, int bias, float *out) {
+  __m512i less = _mm512_set1_epi16((short)(bias >= 0 ? 1 << bias : 0));
+  _mm512_storeu_si512(out, _mm512_sub_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(255)), less));
+  _mm512_storeu_si512(out + 16, _mm512_sub_epi16(_mm512_srli_epi16(bytes, 8), less));
+}
+#define X(T, WEIGHTS, BYTES_)                                                                                                 \
+  static void spread_##T(const uint8_t *p, float *out, int k) {                                                                 \
+    const int kind = minima_of(T), blocks = WEIGHTS == LANES ? 2 : 1;                                                           \
+    float *scale = out + tile_scales(k), *m = out + tile_minima(k);                                                             \
+    float s[32] __attribute__((aligned(64))) = {0};                                                                             \
+    for (int i = 0; i < k; p += BYTES_ * blocks) {                                                                              \
+      int whole = WEIGHTS != LANES || i + CHUNK <= k;                                                                           \
+      V two = v_all(0), low = two;                                                                                              \
+      if (WEIGHTS == LANES) two = T##_two(p, whole ? p + BYTES_ : 0, &low);                                                     \
+      else T##_factors(p, s);                                                                                                   \
+      if (kind == OF_FOUR) v_store(m + i / 4, low);                                                                             \
+      if (kind == OF_32) _mm256_storeu_ps(m + i / 32, _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_load_ps(s + 8)));             \
+      if (kind == OF_16) v_store(m + i / 16, v_negated(v_load(s + 16)));                                                        \
+      _Pragma("GCC unroll 4") for (int sub = 0; sub < (WEIGHTS == LANES ? 2 : WEIGHTS / LANES); sub += 2, i += CHUNK) {         \
+        __m256i none = _mm256_set1_epi8((char)(T##_bias >= 0 ? 1 << T##_bias : 0));                                             \
+        __m256i a = T##_codes(p, sub), b = WEIGHTS != LANES ? T##_codes(p, sub + 1) : whole ? T##_codes(p + BYTES_, 0) : none;  \
+        store_pairs(_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), T##_bias, out + i / 2);                                \
+        v_store(scale + i / 4, WEIGHTS == LANES ? two : scales64(s, sub, T##_scales));                                                                   \
+      }                                                                                                                         \
+    }                                                                                                                           \
+  }
+FOR_EACH_QUANT(X)
+#undef X
+
+#define I16_ROWS 2
+#define I16_X 6
+
+// acc[r][c]: lanes of the products; low[r][c]: those of the minima, sixteen or, with -0 behind them, eight
+INLINE void i16_lanes(const float *w, int stride, const quantised *x, int n, int k, V acc[I16_ROWS][I16_X]) {
+  V a[I16_ROWS][I16_X];
+  for (int r = 0; r < I16_ROWS; r++)
+    for (int c = 0; c < n; c++) a[r][c] = v_all(0);
+  for (int i = 0; i < k; i += CHUNK) {
+    __m512i u[I16_ROWS], v[I16_ROWS];
+    V s[I16_ROWS];
+    for (int r = 0; r < I16_ROWS; r++) {
+      u[r] = _mm512_loadu_si512(w + r * stride + i / 2);
+      v[r] = _mm512_loadu_si512(w + r * stride + i / 2 + 16);
+      s[r] = v_load(w + r * stride + tile_scales(k) + i / 4);
+    }
+    for (int c = 0; c < n; c++) {
+      __m512i y = _mm512_loadu_si512(x[c].spread + i / 2), z = _mm512_loadu_si512(x[c].spread + i / 2 + 16);
+      V scale = v_load(x[c].scale + i / 4);
+      for (int r = 0; r < I16_ROWS; r++) {
+        __m512i t = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), u[r], y), v[r], z);
+        a[r][c] = v_fma(_mm512_cvtepi32_ps(t), v_mul(s[r], scale), a[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < I16_ROWS; r++)
+    for (int c = 0; c < n; c++) acc[r][c] = a[r][c];
+}
+INLINE void i16_minima(const float *w, int stride, int kind, const quantised *x, int n, int k, V low[I16_ROWS][I16_X]) {
+  int each = kind == OF_FOUR ? 4 : kind == OF_16 ? 16 : 32, step = kind == OF_32 ? 8 : 16;
+  V a[I16_ROWS][I16_X];
+  for (int r = 0; r < I16_ROWS; r++)
+    for (int c = 0; c < n; c++) a[r][c] = kind == OF_32 ? _mm512_insertf32x8(v_all(-0.0f), _mm256_setzero_ps(), 0) : v_all(0);
+  for (int i = 0; i < k / each; i += step) {
+    V m[I16_ROWS];
+    for (int r = 0; r < I16_ROWS; r++) m[r] = v_load(w + r * stride + tile_minima(k) + i);
+    for (int c = 0; c < n; c++) {
+      V scale = v_load((kind == OF_FOUR ? x[c].scale : kind == OF_16 ? x[c].scale16 : x[c].scale32) + i);
+      V sums = v_load((kind == OF_FOUR ? x[c].fours : kind == OF_16 ? x[c].sum16 : x[c].sum32) + i);
+      for (int r = 0; r < I16_ROWS; r++)
+        a[r][c] = kind == OF_32 ? _mm512_mask3_fmadd_ps(sums, v_mul(m[r], scale), a[r][c], 0xFF) : v_fma(sums, v_mul(m[r], scale), a[r][c]);
+    }
+  }
+  for (int r = 0; r < I16_ROWS; r++)
+    for (int c = 0; c < n; c++) low[r][c] = a[r][c];
+}
+INLINE void i16_block(const float *w, int stride, int rows, int kind, const quantised *x, int n, int k, float *const *out) {
+  V acc[I16_ROWS][I16_X], low[I16_ROWS][I16_X] = {{v_all(0)}};
+  int full = chunked(k), apart = rows > 1 ? stride : 0;
+  i16_lanes(w, apart, x, n, full, acc);
+  switch (kind) {
+  case OF_FOUR: i16_minima(w, apart, OF_FOUR, x, n, full, low); break;
+  case OF_32: i16_minima(w, apart, OF_32, x, n, full, low); break;
+  case OF_16: i16_minima(w, apart, OF_16, x, n, full, low); break;
+  }
+  for (int c = 0; c < n; c += 2) { // two rows of weights by two of activations make four trees
+    int d = c + 1 < n ? c + 1 : c;
+    float sum[4];
+    __m128 t = v_trees4(acc[0][c], acc[1][c], acc[0][d], acc[1][d]);
+    if (kind != NONE) t = _mm_add_ps(t, v_trees4(low[0][c], low[1][c], low[0][d], low[1][d]));
+    _mm_storeu_ps(sum, t);
+    for (int r = 0; r < rows; r++) out[c][r] = sum[r], out[d][r] = sum[2 + r];
+  }
+}

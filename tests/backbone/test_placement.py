@@ -75,3 +75,37 @@ def test_loads_of_a_layer_differ_by_one_at_most(workers: int, experts: int, laye
         assert max(counts) - min(counts) <= 1
     totals = [sum(map(len, holds.values())) for holds in plan.holds.values()]
     assert max(totals) - min(totals) <= 1
+
+
+def with_copies(*budgets: int) -> list[Candidate]:
+    return [Candidate(name=f"w{i}", memory_bytes=budget, takes_copies=True) for i, budget in enumerate(budgets)]
+
+
+def test_memory_that_is_left_takes_copies() -> None:
+    sizes = {layer: [10] * 4 for layer in range(3)}
+    whole = dict.fromkeys(range(3), (0, 1, 2, 3))
+    assert place(sizes, with_copies(0, 0)).holds == {"w0": whole, "w1": whole}
+    halves = place(sizes, with_copies(60, 60))
+    assert used(halves, sizes) == {"w0": 60, "w1": 60}
+    for layer in range(3):
+        assert sorted(halves.holds["w0"][layer] + halves.holds["w1"][layer]) == [0, 1, 2, 3]
+    # A small one beside one without a bound: what the small one holds is held twice.
+    mixed = place(sizes, with_copies(30, 0))
+    assert {len(experts) for experts in mixed.holds["w0"].values()} == {1}
+    assert mixed.holds["w1"] == whole
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.lists(st.integers(1, 50), min_size=1, max_size=9), max_size=4),
+    st.lists(st.integers(0, 400), min_size=1, max_size=4),
+)
+def test_copies_are_no_second_ones_and_exceed_no_budget(sizes: dict[int, list[int]], budgets: list[int]) -> None:
+    plan, once = place(sizes, with_copies(*budgets)), place(sizes, candidates(*budgets))
+    held = used(plan, sizes)
+    for worker in candidates(*budgets):
+        assert not worker.memory_bytes or held[worker.name] <= worker.memory_bytes
+        for layer, experts in once.holds[worker.name].items():
+            assert set(experts) <= set(plan.holds[worker.name][layer])
+    for layers in plan.holds.values():
+        assert all(len(set(experts)) == len(experts) for experts in layers.values())
+    assert plan.left_over == once.left_over

@@ -72,12 +72,18 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(home) / "expertswarm" / "native"
 
 
+class CacheUnavailable(BackendUnavailable):
+    """The cache folder is at fault: no other compiler helps."""
+
+
 def load(environ: Mapping[str, str] = os.environ) -> ctypes.CDLL:
     """The library for this machine, compiled if need be. BackendUnavailable says what is missing and how to get it."""
     problems = list[str]()
     for command in compilers(environ):
         try:
             library = ctypes.CDLL(str(built(command, (*FLAGS, *cpu_flags()), cache_folder(environ))))
+        except CacheUnavailable as error:
+            raise BackendUnavailable(f"native: {error}") from None
         except (BackendUnavailable, OSError) as error:
             problems.append(str(error))
             continue
@@ -91,6 +97,7 @@ def built(command: Sequence[str], flags: Sequence[str], folder: Path) -> Path:
     """The library that a compiler makes, from the cache where it is there. BackendUnavailable when it fails."""
     key = "\n".join((sources_sha256(), *command, _identity(command), *flags, cpu_features(), platform.machine()))
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    _refuse_open_door(folder)
     if path.is_file():
         return path
     try:
@@ -99,8 +106,22 @@ def built(command: Sequence[str], flags: Sequence[str], folder: Path) -> Path:
             if not path.is_file():
                 _compile(command, flags, path)
     except OSError as error:
-        raise BackendUnavailable(f"{folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours") from None
+        raise CacheUnavailable(f"{folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours") from None
     return path
+
+
+def _refuse_open_door(folder: Path) -> None:
+    """What lies in the folder is loaded into this process: nobody else may have put it there."""
+    try:
+        state = folder.stat()
+    except OSError:
+        return  # not there yet: what is wrong beyond that shows when it is made
+    if state.st_uid not in (0, os.getuid()):
+        raise CacheUnavailable(f"{folder}: belongs to somebody else; set XDG_CACHE_HOME to a folder of yours")
+    if state.st_mode & 0o022:
+        raise CacheUnavailable(
+            f"{folder}: others may write to it; make it yours alone (chmod 700), or set XDG_CACHE_HOME"
+        )
 
 
 def _identity(command: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -283,29 +284,57 @@ _COMPILE: Mapping[str, Callable[[_Compiler, Operation], None]] = {
 }
 
 
+#: Who a part of a buffer belongs to in a step: rows of so many values, of all rows or of the wanted ones, each to one
+#: thread; None where all threads work on the whole.
+_Layout = tuple[bool, int] | None
+#: The state of a call of experts, which the next call overwrites: a buffer like any other.
+_CALL = -1
+
+
 def _set_barriers(steps: Iterable[CStep]) -> None:
     """Before which steps all threads have to meet.
 
-    Rows that a thread made itself it may read at once, whatever else it does with its rows; what all threads made or
-    read together asks for a meeting before it is read or written over.
+    Rows that a thread made itself it may read and overwrite at once, as long as they lie where they lay. What all
+    threads made or read together, or lay otherwise, asks for a meeting before it is read or written over.
     """
-    read: dict[bool, set[int]] = {True: set(), False: set()}  # by whether the step was shared, since the last meeting
-    written: dict[bool, set[int]] = {True: set(), False: set()}
+    read = defaultdict[int, set[_Layout]](set)  # since the last meeting
+    written = defaultdict[int, set[_Layout]](set)
     for step in steps:
-        shared = step.op in SHARED
-        reads = {slot for slot in step.inputs if slot >= 0}
-        writes = {step.out} if step.out >= 0 else set[int]()
-        if step.op == NUMBERS["append"]:
-            writes.add(-2 - step.memory)
-        elif step.op == NUMBERS["attention"]:
-            reads.add(-2 - step.memory)
-        clash = reads & written[True] or writes & (read[True] | written[True])
-        if shared:
-            clash = clash or reads & written[False] or writes & (read[False] | written[False])
-        if clash:
+        reads, writes = _accesses(step)
+        clashes = [*_others(reads, written), *_others(writes, written), *_others(writes, read)]
+        if clashes:
             step.meet = 1
-            for sets in (read, written):
-                for each in sets.values():
-                    each.clear()
-        read[shared] |= reads
-        written[shared] |= writes
+            read.clear()
+            written.clear()
+        for buffer, layout in reads.items():
+            read[buffer].add(layout)
+        for buffer, layout in writes.items():
+            written[buffer].add(layout)
+
+
+def _others(accesses: Mapping[int, _Layout], before: Mapping[int, set[_Layout]]) -> Iterable[int]:
+    """Buffers that other threads may have had in hand before."""
+    return (b for b, layout in accesses.items() if b in before and (layout is None or before[b] != {layout}))
+
+
+def _accesses(step: CStep) -> tuple[dict[int, _Layout], dict[int, _Layout]]:
+    """What a step reads and writes: buffers, the keys and values of a memory, the state of a call."""
+    is_shared, wanted = step.op in SHARED, bool(step.wanted)
+    widths = [step.width] * 3
+    if step.op == NUMBERS["mul"]:
+        widths[1] = step.n[0]
+    elif step.op == NUMBERS["append"]:
+        widths = [step.n[0] * step.n[1], step.n[0] * step.n[2], 0]
+    reads: dict[int, _Layout] = {
+        buffer: None if is_shared else (wanted, width)
+        for buffer, width in zip(step.inputs, widths, strict=True)
+        if buffer >= 0
+    }
+    writes: dict[int, _Layout] = {step.out: None if is_shared else (wanted, step.out_width)} if step.out >= 0 else {}
+    if step.op == NUMBERS["append"]:
+        writes[-2 - step.memory] = None
+    elif step.op == NUMBERS["attention"]:
+        reads[-2 - step.memory] = None
+    elif step.op == NUMBERS["experts"]:
+        writes[_CALL] = None
+    return reads, writes

@@ -5,11 +5,18 @@ Legend: T rows, W a register's width.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
 import math
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +25,7 @@ from kernels.backends.native_cpu import NativeBackend
 from kernels.formats import FORMATS, GGMLType
 from kernels.interface import DenseBackend, Operation, Options, Program
 from kernels.matrix import Matrix
+from kernels.native import build, structs
 from kernels.state import Rows, Sequence
 
 F32 = NDArray[np.float32]
@@ -46,6 +54,37 @@ QUANTISED = [t for t in GGMLType if t not in (GGMLType.F32, GGMLType.F16, GGMLTy
 def native(threads: int = 1, activations: str = "f32") -> NativeBackend:
     """The backend with so many threads; one for all tests."""
     return NativeBackend(Options(threads=threads, activations=activations))
+
+
+#: Other ways to build the kernels, by name: a compiler (None: the usual one), flags, and the registers that come out.
+VARIANTS: Mapping[str, tuple[str | None, tuple[str, ...], str | None]] = {
+    "plain": (None, ("-O1", "-DLANES_PLAIN"), "plain"),
+    "avx2": (None, ("-O1", "-mno-avx512f"), "avx2"),
+    "clang": ("clang", ("-O2",), None),
+}
+
+
+def absent_variant(name: str) -> str | None:
+    """Why a variant cannot be built here or would be nothing new; None where it can."""
+    compiler, _, registers = VARIANTS[name]
+    if compiler is not None:
+        return None if shutil.which(compiler) else f"there is no {compiler}"
+    own = native().variant
+    if registers == own or (registers == "avx2" and own != "avx512"):
+        return f"this machine's own variant is {own}"
+    return None
+
+
+@functools.cache
+def native_variant(name: str, threads: int = 1, activations: str = "f32") -> NativeBackend:
+    """The backend as another compiler makes it, or as this CPU could have it if it could less."""
+    compiler, flags, _ = VARIANTS[name]
+    command = [compiler] if compiler else build.compilers(os.environ)[0]
+    path = build.built(command, (*build.FLAGS, *build.cpu_flags(), *flags), build.cache_folder(os.environ))
+    library = ctypes.CDLL(str(path))
+    structs.declare(library)
+    with mock.patch.object(build, "load", return_value=library):
+        return NativeBackend(Options(threads=threads, activations=activations))
 
 
 def f32_matrix(values: F32) -> Matrix:
@@ -97,7 +136,7 @@ def weights(type_: GGMLType, rows: int, cols: int, random: np.random.Generator) 
     return Matrix.of(type_, rows, cols, data.reshape(-1))
 
 
-def operation(name: str, inputs: Seq[int], outputs: Seq[int], **constants: Any) -> Operation:
+def operation(name: str, inputs: Seq[int], outputs: Seq[int], /, **constants: Any) -> Operation:
     """One operation; `layer`, `memory` and `on_weights` are taken out of the constants."""
     beside = {key: constants.pop(key) for key in ("layer", "memory", "on_weights") if key in constants}
     return Operation(name=name, inputs=tuple(inputs), outputs=tuple(outputs), constants=constants, **beside)
@@ -148,3 +187,32 @@ def same_bits(ours: F32, theirs: F32) -> None:
     assert ours.shape == theirs.shape
     same = (ours.view(np.uint32) == theirs.view(np.uint32)) | (np.isnan(ours) & np.isnan(theirs))
     assert same.all(), f"{(~same).sum()} of {same.size} values differ, first at {np.argwhere(~same)[0]}"
+
+
+@functools.cache
+def compiled(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+    """A C program over the kernels' headers, compiled as they are."""
+    path = folder / f"{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:16]}.so"
+    text = path.with_suffix(".c")
+    text.write_text(source)
+    command = [*build.compilers(os.environ)[0], *build.FLAGS, *build.cpu_flags(), *flags, f"-I{build.SOURCES}"]
+    done = subprocess.run([*command, str(text), "-o", str(path), "-lm"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(path))
+
+
+def mapped(library: ctypes.CDLL, name: str, x: F32) -> F32:
+    """What a function `name(out, in, count)` of a library makes of each value."""
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(x)
+    getattr(library, name)(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(x.ctypes.data), ctypes.c_int32(x.size))
+    return out
+
+
+#: Functions of one value, each as `name_of(out, in, count)`.
+FUNCTIONS = """
+#include "functions.h"
+#define MAP(NAME) \\
+  __attribute__((visibility("default"))) void NAME##_of(float *out, const float *in, int n) { V_MAP(out, in, n, v_##NAME(a)); }
+MAP(exp) MAP(sigmoid) MAP(silu) MAP(gelu) MAP(gelu_tanh) MAP(tanh) MAP(erf) MAP(relu)
+"""

@@ -27,9 +27,12 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, options: Options) -> None:
-        """BackendUnavailable when there is no compiler, or what it made does not load."""
-        self._library = build.load()
+    def __init__(self, options: Options, library: ctypes.CDLL | None = None) -> None:
+        """On a library that is loaded already, else on this machine's own.
+
+        BackendUnavailable when there is no compiler, or what it made does not load.
+        """
+        self._library = library or build.load()
         self.variant: str = self._library.swarm_variant().decode()
         self.device = f"{cpu_model()} ({self.variant})"
         self.threads = options.threads or usable_cores()

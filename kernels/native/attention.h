@@ -14,9 +14,10 @@ typedef struct {
   int64_t capacity;
 } cache;
 typedef struct {
-  int32_t heads, kv_heads, width, value_width, window, is_half; // is_half: keys and values are kept in F16
+  int32_t heads, kv_heads, width, value_width, window;
   float scale, softcap;
   const float *sinks; // of each head, or 0
+  int32_t is_half;    // keys and values are kept in F16
 } attention;
 
 INLINE int first_seen(const attention *t, int64_t position) {

@@ -228,10 +228,10 @@ class _Compiler:
             width,
             value_width,
             min(int(c.get("window", 0)), (1 << 31) - 1),
-            int(self._half_cache),
             float(np.float32(scale)),
             float(np.float32(c.get("softcap", 0))),
             None if sinks is None else self._vector(sinks),
+            int(self._half_cache),
         )
         out = self._give(op.outputs[0], heads * value_width, reads=op.inputs)
         self._add("attention", sources[:1], out, attention=attention)

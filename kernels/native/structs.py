@@ -53,10 +53,10 @@ class CAttention(Structure):
         ("width", c_int32),
         ("value_width", c_int32),
         ("window", c_int32),
-        ("is_half", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("is_half", c_int32),
     )
 
 

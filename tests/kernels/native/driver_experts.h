@@ -31,7 +31,7 @@ static void expert_case(const expert_setting *s) {
     snprintf(name, sizeof name, "%s x %d", case_name, widths[w]);
     float *in = floats((int64_t)widths[w] * s->inputs), *out = floats((int64_t)n * s->outputs);
     memcpy(in, x, sizeof(float) * (size_t)widths[w] * (size_t)s->inputs);
-    if (swarm_expert_rows(threads, &b, in, pairs, n, out, 0)) failures++;
+    if (swarm_expert_rows(threads, &b, in, widths[w], pairs, n, out, 0)) failures++;
     say(name, out, (int64_t)n * s->outputs);
     if (first) must(name, "the widest call", out, first, (int64_t)n * s->outputs);
     else first = out;
@@ -93,7 +93,7 @@ static void push_block(int layer, const float *cosines, const float *sines, bank
   s = push(APPEND, K, V_, -1, 0, 0);
   s->n[0] = KV_HEADS, s->n[1] = WIDTH, s->n[2] = WIDTH, s->memory = layer;
   s = push(ATTENTION, Q, -1, A, 0, 0);
-  s->a = (attention){HEADS, KV_HEADS, WIDTH, WIDTH, layer ? 6 : 0, 0.2f, layer ? 0 : 20.0f, layer ? random_floats(HEADS, -2, 1) : 0}, s->memory = layer;
+  s->a = (attention){HEADS, KV_HEADS, WIDTH, WIDTH, layer ? 6 : 0, 0.2f, layer ? 0 : 20.0f, layer ? random_floats(HEADS, -2, 1) : 0, 0}, s->memory = layer;
   push(SIGMOID, GATE, -1, GATE, Q_WIDTH, Q_WIDTH);
   push(MUL, A, GATE, A, Q_WIDTH, Q_WIDTH)->n[0] = Q_WIDTH;
   push_matmul(Q5_1, A, O, D, Q_WIDTH);

@@ -85,6 +85,8 @@ INLINE void value_block(const void *values, int is_half, int stride, const float
 // Weighted sums of `registers` registers of values for `heads` heads, each divided by its sum; e[h][p] is key p's weight
 INLINE void value_sums(const void *values, int is_half, int stride, const float *const *e, const float *sums, int heads, int registers, int start, int end, float *const *out) {
   V total[VALUE_HEADS][VALUE_V], some[VALUE_HEADS][VALUE_V];
+  for (int h = 0; h < heads; h++)
+    for (int i = 0; i < registers; i++) total[h][i] = v_all(0); // written by the first block, for there is one
   for (int from = start; from < end;) {
     int to = (from / KEY_BLOCK + 1) * KEY_BLOCK < end ? (from / KEY_BLOCK + 1) * KEY_BLOCK : end;
     value_block(values, is_half, stride, e, heads, registers, from, to, from == start ? total : some);

@@ -21,7 +21,7 @@ from kernels.native import build, structs
 DRIVER = Path(__file__).parents[1] / "kernels" / "native" / "driver.c"
 EXPECTED = Path(__file__).parents[1] / "golden" / "native"
 #: What has to be there for tests to pass, of "gcc clang aarch64": where it is missing they fail rather than be skipped.
-REQUIRE = "EXPERTSWARM_TESTS_REQUIRE"
+REQUIRE = "TESTS_REQUIRE"
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-function")
 CROSS = "aarch64-linux-gnu-gcc"
 TIMEOUT_S = 200

@@ -246,6 +246,18 @@ INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, in
     vst1q_s32(t + 4 * h, vdotq_s32(vshlq_n_s32(up, 8), v, vld1q_s8(lo + 16 * h)));
   }
 }
+#elif defined(LANES_AVX2)
+INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, int32_t *t) {
+  __m256i half[2];
+  for (int h = 0; h < 2; h++) {
+    __m256i up = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(hi + 16 * h)));
+    __m256i x = _mm256_add_epi16(_mm256_slli_epi16(up, 8), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(lo + 16 * h))));
+    half[h] = _mm256_madd_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16 * h))), x);
+  }
+  // sums of two to sums of four: groups 0, 1, 4, 5, then 2, 3, 6, 7
+  __m256i four = _mm256_permute4x64_epi64(_mm256_hadd_epi32(half[0], half[1]), 0xD8);
+  _mm256_storeu_si256((__m256i *)t, four);
+}
 #else
 INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, int32_t *t) {
   for (int g = 0; g < 8; g++) {
@@ -268,7 +280,9 @@ INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, in
         T##_sub(p, sub, &s);                                                                                                    \
         sums_of_four(s.code, q->hi + b * LANES, q->lo + b * LANES, t);                                                          \
         float x = q->scale32[b];                                                                                                \
-        for (int g = 0; g < 8; g++) lane[at + g] = __builtin_fmaf((float)t[g], s.scale[g / 4] * x, lane[at + g]);               \
+        float both[8];                                                                                                          \
+        for (int g = 0; g < 8; g++) both[g] = s.scale[g / 4] * x;                                                               \
+        for (int g = 0; g < 8; g++) lane[at + g] = __builtin_fmaf((float)t[g], both[g], lane[at + g]);                          \
         if (kind == OF_FOUR)                                                                                                    \
           for (int g = 0; g < 8; g++) low[at + g] = __builtin_fmaf(q->fours[b * 8 + g], s.add[0] * x, low[at + g]);             \
         if (kind == OF_32) low[b % 8] = __builtin_fmaf(q->sum32[b], s.add[0] * x, low[b % 8]);                                  \

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +127,20 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path, compiler: str
     folder = tmp_path / "cache" / "expertswarm" / "native"
     folder.mkdir(parents=True, mode=0o700)
     command = [sys.executable, "-c", AT_THE_DOOR]
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        processes = [
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "at the door\n"  # none has found a library
-        assert calls(tmp_path) == 0
-    told = [process.communicate(timeout=60) for process in processes]
+    with ExitStack() as stack:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            processes = [
+                stack.enter_context(
+                    subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                )
+                for _ in range(2)
+            ]
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "at the door\n"  # none has found a library
+            assert calls(tmp_path) == 0
+        told = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in told] == ["loaded\n"] * 2
     assert sorted(err for _, err in told) == ["", "compiling the native kernels for this CPU (once)\n"]
     assert calls(tmp_path) == 1

@@ -23,7 +23,7 @@ from .sampling import Sampler, SamplingOptions
 from .stops import StopStrings
 from .tokenizer import StreamDecoder, Tokenizer
 
-CHUNK_ROWS = 128  #: of a prompt, run at once
+CHUNK_ROWS = 512  #: of a prompt, run at once: an expert's weights are unpacked once for all its rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,8 +61,8 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
             if not able:
                 left.append((layer, expert))
                 continue
-            able = _below_their_part(able, layer, len(sizes), shares, holds)
-            _give(max(able, key=owed.__getitem__), layer, expert, size, holds, room, owed)
+            below = _below_their_part(able, layer, len(sizes), shares, holds)
+            _give(max(below, key=owed.__getitem__), layer, expert, size, holds, room, owed)
     for layer, expert in tuple(left):
         size = expert_bytes[layer][expert]
         able = [name for name in room if room[name] >= size]

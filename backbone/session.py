@@ -65,14 +65,15 @@ class Session:
             layer: [held.get((layer, e), ours) for e in range(self.model.expert_count(layer))]
             for layer in self.model.expert_tensors
         }
-        definition = self.model.definition
+        definition, cache = self.model.definition, self.settings.kv_cache
+        dense = ours if cache == "f32" else f"{ours} kv-{cache}"
         return {
             "model": str(self.model.path),
             "weights": self.digest.result(),
             "archdef": {"name": definition.name, "origin": definition.origin, "sha256": definition.sha256},
             "engine": {"version": engine_version(), "sha256": engine_sha256()},
-            "backbone_class": ours,
-            "class_map": class_map_digest(ours, classes),
+            "backbone_class": dense,
+            "class_map": class_map_digest(dense, classes),
         }
 
 
@@ -86,10 +87,14 @@ def open_library(settings: Settings) -> Library:
         raise UsageError(f"{settings.archdefs}: cannot be read: {error.strerror} (EXPERTSWARM_ARCHDEFS)") from None
 
 
+def _options(settings: Settings) -> Options:
+    return Options(threads=settings.threads, activations=settings.activations, kv_cache=settings.kv_cache)
+
+
 def open_backend(name: str, settings: Settings) -> DenseBackend:
     """A backend by name, with the settings' options. UsageError says why it cannot be had."""
     try:
-        return make_backend(name, Options(threads=settings.threads, activations=settings.activations))
+        return make_backend(name, _options(settings))
     except BackendUnavailable as error:
         raise UsageError(str(error)) from None
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kernels.registry import ACTIVATION_DTYPES
+from kernels.registry import ACTIVATION_DTYPES, CACHE_DTYPES
 from protocol.sizes import parse_size
 
 from .errors import UsageError
@@ -97,6 +97,15 @@ KNOBS: tuple[Knob, ...] = (
         metavar="|".join(ACTIVATION_DTYPES),
         choices=ACTIVATION_DTYPES,
         help="dtype of the activations that are multiplied: f32, or i16, which is faster and less precise",
+    ),
+    Knob(
+        name="kv_cache",
+        flags=("--kv-cache",),
+        kind=str,
+        default="f32",
+        choices=CACHE_DTYPES,
+        metavar="|".join(CACHE_DTYPES),
+        help="dtype in which keys and values are kept: f32, or f16, which takes half the memory and is less precise",
     ),
     Knob(
         name="archdefs",

@@ -11,6 +11,7 @@ from .interface import DenseBackend, Options
 
 #: What `Options.activations` may be; not every backend computes with each.
 ACTIVATION_DTYPES = ("f32", "i16")
+CACHE_DTYPES = ("f32", "f16")  #: likewise of `Options.kv_cache`
 _DEFAULT = Options()
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ def _numpy(options: Options) -> DenseBackend:
         raise BackendUnavailable(
             f"numpy computes with f32 activations only; {options.activations} needs --backend native"
         )
+    if options.kv_cache != "f32":
+        raise BackendUnavailable(f"numpy keeps keys and values in f32; {options.kv_cache} needs --backend native")
     from .backends.numpy_cpu import NumpyBackend  # imported here: it reads the machine's CPU and BLAS
 
     return NumpyBackend()
@@ -42,7 +45,7 @@ def _auto(options: Options) -> DenseBackend:
     try:
         return _native(options)
     except BackendUnavailable as error:
-        if options.activations != "f32":
+        if options.activations != "f32" or options.kv_cache != "f32":
             raise
         log.warning("computing with numpy, many times slower: %s", error)
         return _numpy(options)
@@ -50,14 +53,18 @@ def _auto(options: Options) -> DenseBackend:
 
 def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
     """The backend of this name. BackendUnavailable when there is none, or it cannot run here or as asked."""
+    for what, given, known in (
+        ("activations", options.activations, ACTIVATION_DTYPES),
+        ("KV cache", options.kv_cache, CACHE_DTYPES),
+    ):
+        if given not in known:
+            raise BackendUnavailable(f"no {what} {given!r}; there are {', '.join(known)}")
     if name == AUTO:
         return _auto(options)
     if name not in BACKENDS:
         near = get_close_matches(name, BACKENDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
         raise BackendUnavailable(f"no backend {name!r}; {hint}")
-    if options.activations not in ACTIVATION_DTYPES:
-        raise BackendUnavailable(f"no activations {options.activations!r}; there are {', '.join(ACTIVATION_DTYPES)}")
     return BACKENDS[name](options)
 
 

@@ -27,7 +27,17 @@ STOPS = {
     "cancelled": "Ctrl-C",
 }
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-MODEL_FLAGS = ("model", "workers", "worker_memory", "backend", "threads", "activations", "archdefs", "context")
+MODEL_FLAGS = (
+    "model",
+    "workers",
+    "worker_memory",
+    "backend",
+    "threads",
+    "activations",
+    "kv_cache",
+    "archdefs",
+    "context",
+)
 
 
 def add_parser(commands: Any) -> None:

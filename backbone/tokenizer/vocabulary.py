@@ -140,7 +140,7 @@ class Vocabulary:
         tokens = list(self.strings("tokens"))
         if not tokens:
             raise self.fail(f"{KEY}tokens is empty")
-        return [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+        return [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)] if "" in tokens else tokens
 
     def _kinds(self) -> Any:
         kinds = self.numbers("token_type", "iu")

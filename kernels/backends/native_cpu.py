@@ -27,14 +27,18 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, options: Options) -> None:
-        """BackendUnavailable when there is no compiler, or what it made does not load."""
-        self._library = build.load()
+    def __init__(self, options: Options, library: ctypes.CDLL | None = None) -> None:
+        """On a library that is loaded already, else on this machine's own.
+
+        BackendUnavailable when there is no compiler, or what it made does not load.
+        """
+        self._library = library or build.load()
         self.variant: str = self._library.swarm_variant().decode()
         self.device = f"{cpu_model()} ({self.variant})"
         self.threads = options.threads or usable_cores()
         self.numeric_class = NumericClass(name="canonical-1", activations=options.activations)
         self._is_i16 = options.activations == "i16"
+        self.half_cache = options.kv_cache == "f16"
         self._pool: int | None = None
 
     def _threads(self) -> int:

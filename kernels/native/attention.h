@@ -10,13 +10,14 @@
 #define VALUE_HEADS 4
 
 typedef struct {
-  float *keys, *values; // [kv heads][capacity][filled width]
+  void *keys, *values; // [kv heads][capacity][filled width], F32 or F16
   int64_t capacity;
 } cache;
 typedef struct {
   int32_t heads, kv_heads, width, value_width, window;
   float scale, softcap;
   const float *sinks; // of each head, or 0
+  int32_t is_half;    // keys and values are kept in F16
 } attention;
 
 INLINE int first_seen(const attention *t, int64_t position) {
@@ -50,13 +51,29 @@ static float exponentials(const attention *t, int head, float *e, int base, int 
   }
   return total;
 }
-INLINE void value_block(const float *values, int stride, const float *const *e, int heads, int registers, int from, int to, V out[VALUE_HEADS][VALUE_V]) {
+// Keep a row of keys or values at `to`, filled up with zeros.
+static void keep_row(void *to, ptrdiff_t at, const float *x, int width, int is_half) {
+  if (!is_half) {
+    memcpy((float *)to + at, x, sizeof(float) * (size_t)width);
+    memset((float *)to + at + width, 0, sizeof(float) * (size_t)(filled(width) - width));
+    return;
+  }
+  for (int i = 0; i < filled(width); i += VL) {
+    float some[VL] = {0};
+    if (i < width) memcpy(some, x + i, sizeof(float) * (size_t)(width - i < VL ? width - i : VL));
+    v_store_f16((uint16_t *)to + at + i, v_load(some));
+  }
+}
+INLINE V kept(const void *from, ptrdiff_t at, int is_half) {
+  return is_half ? v_f16((const uint8_t *)from + 2 * at) : v_load((const float *)from + at);
+}
+INLINE void value_block(const void *values, int is_half, int stride, const float *const *e, int heads, int registers, int from, int to, V out[VALUE_HEADS][VALUE_V]) {
   V acc[VALUE_HEADS][VALUE_V];
   for (int h = 0; h < heads; h++)
     for (int i = 0; i < registers; i++) acc[h][i] = v_all(0);
   for (int p = from; p < to; p++) {
     V v[VALUE_V];
-    for (int i = 0; i < registers; i++) v[i] = v_load(values + (ptrdiff_t)p * stride + i * VL);
+    for (int i = 0; i < registers; i++) v[i] = kept(values, (ptrdiff_t)p * stride + i * VL, is_half);
     for (int h = 0; h < heads; h++) {
       V weight = v_all(e[h][p]);
       for (int i = 0; i < registers; i++) acc[h][i] = v_fma(weight, v[i], acc[h][i]);
@@ -66,11 +83,13 @@ INLINE void value_block(const float *values, int stride, const float *const *e, 
     for (int i = 0; i < registers; i++) out[h][i] = acc[h][i];
 }
 // Weighted sums of `registers` registers of values for `heads` heads, each divided by its sum; e[h][p] is key p's weight
-INLINE void value_sums(const float *values, int stride, const float *const *e, const float *sums, int heads, int registers, int start, int end, float *const *out) {
+INLINE void value_sums(const void *values, int is_half, int stride, const float *const *e, const float *sums, int heads, int registers, int start, int end, float *const *out) {
   V total[VALUE_HEADS][VALUE_V], some[VALUE_HEADS][VALUE_V];
+  for (int h = 0; h < heads; h++)
+    for (int i = 0; i < registers; i++) total[h][i] = v_all(0); // written by the first block, for there is one
   for (int from = start; from < end;) {
     int to = (from / KEY_BLOCK + 1) * KEY_BLOCK < end ? (from / KEY_BLOCK + 1) * KEY_BLOCK : end;
-    value_block(values, stride, e, heads, registers, from, to, from == start ? total : some);
+    value_block(values, is_half, stride, e, heads, registers, from, to, from == start ? total : some);
     if (from != start)
       for (int h = 0; h < heads; h++)
         for (int i = 0; i < registers; i++) total[h][i] = v_add(total[h][i], some[h][i]);
@@ -79,9 +98,12 @@ INLINE void value_sums(const float *values, int stride, const float *const *e, c
   for (int h = 0; h < heads; h++)
     for (int i = 0; i < registers; i++) v_store(out[h] + i * VL, v_div(total[h][i], v_all(sums[h])));
 }
-static void values_of(const float *values, int stride, const float *const *e, const float *sums, int heads, int registers, int start, int end, float *const *out) {
+static void values_of(const void *values, int is_half, int stride, const float *const *e, const float *sums, int heads, int registers, int start, int end, float *const *out) {
 #define CASE(H, R)                                                                                                            \
-  if (heads == H && registers == R) value_sums(values, stride, e, sums, H, R, start, end, out);
+  if (heads == H && registers == R) {                                                                                         \
+    if (is_half) value_sums(values, 1, stride, e, sums, H, R, start, end, out);                                                 \
+    else value_sums(values, 0, stride, e, sums, H, R, start, end, out);                                                         \
+  }
   CASE(1, VALUE_V) CASE(2, VALUE_V) CASE(3, VALUE_V) CASE(4, VALUE_V)
 #if VL == 16
   CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2)
@@ -91,7 +113,7 @@ static void values_of(const float *values, int stride, const float *const *e, co
 
 static size_t attention_scratch(const attention *t, int64_t keys, int rows) {
   size_t queries = (size_t)rows * (size_t)(t->heads / t->kv_heads);
-  return queries * ((size_t)filled(t->width) + (size_t)filled((int)keys) + 2 * LANES) + (size_t)filled(t->value_width) * VALUE_HEADS;
+  return (t->is_half ? (size_t)TILE_ROWS * (size_t)filled(t->width) : 0) + queries * ((size_t)filled(t->width) + (size_t)filled((int)keys) + 2 * LANES) + (size_t)filled(t->value_width) * VALUE_HEADS;
 }
 #define MOST_QUERIES 64
 INLINE int rows_at_once(const attention *t) { // so many that a key is loaded for about 12 queries
@@ -102,8 +124,10 @@ INLINE int rows_at_once(const attention *t) { // so many that a key is loaded fo
 static void attend(const attention *t, const cache *c, int kv_head, int row, int rows, int64_t position, const float *q, float *out, float *space) {
   int group = t->heads / t->kv_heads, stride = filled(t->width), value_stride = filled(t->value_width);
   int base = first_seen(t, position) / LANES * LANES, keys = (int)(position + rows) - base, length = filled(keys);
-  const float *k = c->keys + ((size_t)kv_head * (size_t)c->capacity + (size_t)base) * (size_t)stride;
-  const float *v = c->values + (size_t)kv_head * (size_t)c->capacity * (size_t)value_stride;
+  ptrdiff_t k = ((ptrdiff_t)kv_head * c->capacity + base) * stride; // of the first key, in values
+  const char *v = (const char *)c->values + (ptrdiff_t)kv_head * c->capacity * value_stride * (t->is_half ? 2 : 4);
+  float *unpacked = space;
+  if (t->is_half) space += TILE_ROWS * stride;
   float *queries = space, *scores = queries + (size_t)rows * (size_t)group * (size_t)stride, *result = scores + (size_t)rows * (size_t)group * (size_t)length;
   const float *x[MOST_QUERIES];
   float *at[MOST_QUERIES], sum[MOST_QUERIES];
@@ -119,7 +143,13 @@ static void attend(const attention *t, const cache *c, int kv_head, int row, int
     }
     for (int p = 0; p < keys; p += TILE_ROWS) {
       for (int i = 0; i < n; i++) at[i] = scores + (size_t)i * (size_t)length + p;
-      tile_products(k + (size_t)p * (size_t)stride, stride, keys - p < TILE_ROWS ? keys - p : TILE_ROWS, x, n, t->width, at);
+      int some_keys = keys - p < TILE_ROWS ? keys - p : TILE_ROWS;
+      const float *tile = (const float *)c->keys + k + (ptrdiff_t)p * stride;
+      if (t->is_half) {
+        for (int j = 0; j < some_keys * stride; j += VL) v_store(unpacked + j, kept(c->keys, k + (ptrdiff_t)p * stride + j, 1));
+        tile = unpacked;
+      }
+      tile_products(tile, stride, some_keys, x, n, t->width, at);
     }
     for (int r = 0; r < rows; r++) {
       int start = first_seen(t, position + r), end = (int)(position + r) + 1;
@@ -133,7 +163,7 @@ static void attend(const attention *t, const cache *c, int kv_head, int row, int
         for (int d = 0; d < t->value_width; d += VALUE_V * VL) {
           int registers = value_stride - d < VALUE_V * VL ? (value_stride - d) / VL : VALUE_V;
           for (int i = 0; i < heads; i++) to[i] = result + i * VALUE_V * VL;
-          values_of(v + d, value_stride, e, sum + h, heads, registers, start, end, to);
+          values_of(v + (ptrdiff_t)d * (t->is_half ? 2 : 4), t->is_half, value_stride, e, sum + h, heads, registers, start, end, to);
           int width = t->value_width - d < registers * VL ? t->value_width - d : registers * VL;
           for (int i = 0; i < heads; i++)
             memcpy(out + ((size_t)(row + r) * (size_t)t->heads + (size_t)(kv_head * group + first + h + i)) * (size_t)t->value_width + d, to[i], sizeof(float) * (size_t)width);

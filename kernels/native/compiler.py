@@ -57,10 +57,17 @@ class Compiled:
 
 
 def compile_program(
-    operations: Seq[Operation], slots: int, quantised_floats: Callable[[int], int] | None = None
+    operations: Seq[Operation],
+    slots: int,
+    quantised_floats: Callable[[int], int] | None = None,
+    *,
+    half_cache: bool = False,
 ) -> Compiled:
-    """Walk the operations once, in order. `quantised_floats` makes products of the i16 class."""
-    compiler = _Compiler(slots, quantised_floats)
+    """Walk the operations once, in order. `quantised_floats` makes products of the i16 class.
+
+    `half_cache`: keys and values are kept in F16.
+    """
+    compiler = _Compiler(slots, quantised_floats, half_cache)
     for operation, part in zip(operations, parts(operations), strict=True):
         compiler.note()
         compiler.operation, compiler.part = operation, part
@@ -74,7 +81,8 @@ class _Compiler:
     operation: Operation
     part: int
 
-    def __init__(self, slots: int, quantised_floats: Callable[[int], int] | None) -> None:
+    def __init__(self, slots: int, quantised_floats: Callable[[int], int] | None, half_cache: bool) -> None:
+        self._half_cache = half_cache
         self._quantised_floats = quantised_floats
         self._quantised_in: dict[int, int] = {}  #: buffer to the one for its quantised rows
         self._is_quantised: set[int] = set()  #: buffers whose quantised rows are those of what they hold
@@ -193,8 +201,9 @@ class _Compiler:
             for name, value in sorted(op.constants.items())
             if name != "heads"
         )
-        prepared = PREPARED[op.name](dict(op.constants))
-        table = self._tables.setdefault(key, prepared["table"])
+        if key not in self._tables:
+            self._tables[key] = PREPARED[op.name](dict(op.constants))["table"]
+        table = self._tables[key]
         slot = op.inputs[0]
         self.result.ropes.append((len(self.result.steps), table))
         fields = {"width": self._width[slot], "out_width": self._width[slot], "wanted": int(slot in self._lasts)}
@@ -208,7 +217,7 @@ class _Compiler:
         width, value_width = self._width[q] // heads, self._width[v] // kv_heads
         self.result.caches[op.memory] = CacheShape(kv_heads, filled(width), filled(value_width))
         sources = self._buffer[q], self._buffer[k], self._buffer[v]
-        self._add("append", sources[1:], -1, n=[kv_heads, width, value_width])
+        self._add("append", sources[1:], -1, n=[kv_heads, width, value_width, int(self._half_cache)])
         scale = c.get("scale")
         if scale is None:
             scale = 1 / math.sqrt(c.get("scale_width", width))
@@ -222,6 +231,7 @@ class _Compiler:
             float(np.float32(scale)),
             float(np.float32(c.get("softcap", 0))),
             None if sinks is None else self._vector(sinks),
+            int(self._half_cache),
         )
         out = self._give(op.outputs[0], heads * value_width, reads=op.inputs)
         self._add("attention", sources[:1], out, attention=attention)

@@ -72,6 +72,7 @@ INLINE V v_half_power(V j) {
 INLINE V v_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE V v_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE V v_f16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void v_store_f16(uint16_t *p, V a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 INLINE V v_bf16(const uint8_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
@@ -118,6 +119,7 @@ INLINE V v_half_power(V j) {
 INLINE V v_u8(const uint8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INLINE V v_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INLINE V v_f16(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE void v_store_f16(uint16_t *p, V a) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 INLINE V v_bf16(const uint8_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
@@ -161,6 +163,10 @@ INLINE V v_f16(const uint8_t *p) {
   memcpy(&u, p, 8);
   return vcvt_f32_f16(vreinterpret_f16_u16(u));
 }
+INLINE void v_store_f16(uint16_t *p, V a) {
+  uint16x4_t u = vreinterpret_u16_f16(vcvt_f16_f32(a));
+  memcpy(p, &u, 8);
+}
 INLINE V v_bf16(const uint8_t *p) {
   uint16x4_t u;
   memcpy(&u, p, 8);
@@ -201,6 +207,13 @@ INLINE float half(uint16_t h) {
   return bits_to_float(sign | float_to_bits(bits_to_float(rest << 13) * 5.192296858534828e33f)); // 2^112, exact
 }
 INLINE V v_f16(const uint8_t *p) { return half(u16_at(p)); }
+INLINE void v_store_f16(uint16_t *p, V a) { // to nearest, ties to even
+  uint32_t u = float_to_bits(a), sign = u >> 16 & 0x8000, rest = u & 0x7FFFFFFF;
+  if (rest > 0x7F800000) *p = (uint16_t)(sign | 0x7E00 | (rest >> 13 & 0x3FF));
+  else if (rest >= 0x477FF000) *p = (uint16_t)(sign | 0x7C00); // what rounds to 65536 or more
+  else if (rest < 0x38800000) *p = (uint16_t)(sign | (float_to_bits(bits_to_float(rest) + 0.5f) - 0x3F000000)); // subnormal: 0.5 has its unit
+  else *p = (uint16_t)(sign | (rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13);
+}
 INLINE V v_bf16(const uint8_t *p) { return bits_to_float((uint32_t)u16_at(p) << 16); }
 INLINE float v_tree(const V *a) {
   float s[LANES];

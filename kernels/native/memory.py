@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interface import F32
 from .structs import CCache
 
 BLOCK = 256  #: positions by which a cache grows
@@ -47,11 +46,11 @@ class CacheShape:
 
 
 class Caches:
-    """Keys and values of every attention step for one sequence, [K, capacity, width] each."""
+    """Keys and values of every attention step for one sequence, [K, capacity, width] each, F32 or F16."""
 
-    def __init__(self, shapes: Seq[CacheShape]) -> None:
-        self._shapes = shapes
-        self._arrays: list[tuple[F32, F32]] = [(aligned(0), aligned(0))] * len(shapes)
+    def __init__(self, shapes: Seq[CacheShape], *, half: bool = False) -> None:
+        self._shapes, self._dtype = shapes, np.float16 if half else np.float32
+        self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(aligned(0), aligned(0))] * len(shapes)
         self.table = (CCache * max(1, len(shapes)))()
         self.length = self._capacity = 0
 
@@ -66,10 +65,10 @@ class Caches:
             self._capacity = capacity
         self.length = length
 
-    def _grown(self, i: int, capacity: int) -> tuple[F32, F32]:
-        shape, grown = self._shapes[i], list[F32]()
+    def _grown(self, i: int, capacity: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        shape, grown = self._shapes[i], list[NDArray[Any]]()
         for old, width in zip(self._arrays[i], (shape.key_width, shape.value_width), strict=True):
-            new = aligned(shape.kv_heads * capacity * width)
+            new = aligned(shape.kv_heads * capacity * width, self._dtype)
             if self._capacity:
                 was = old.reshape(shape.kv_heads, self._capacity, width)[:, : self.length]
                 new.reshape(shape.kv_heads, capacity, width)[:, : self.length] = was

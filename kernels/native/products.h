@@ -86,15 +86,20 @@ static fill_function *fill_of(int type) {
 #else
 #define MOST_X 2
 #endif
+#ifndef TILE_GROUPS
 #define TILE_GROUPS 6
+#endif
+#ifndef K_BLOCK
+#define K_BLOCK 1024 // values at a time: so many of 6 + 4 rows stay in the first level of cache
+#endif
 #define TILE_ROWS (TILE_GROUPS * GROUP)
-#define MOST_COLUMNS 256 // rows of activations that one tile is used for
+#define MOST_COLUMNS 512 // rows of activations that one tile is used for
 
-// One pass: lanes lane to lane + VL of the sums of 4 x n products over k (whole lanes) values.
-INLINE void pass(const float *w, int stride, const float *const *x, int n, int k, V acc[GROUP][MOST_X]) {
+// One pass: VL lanes of the sums of 4 x n products over k (whole lanes) more values.
+INLINE void pass(const float *w, int stride, const float *const *x, int n, int k, int is_first, V acc[GROUP][MOST_X]) {
   V a[GROUP][MOST_X];
   for (int r = 0; r < GROUP; r++)
-    for (int c = 0; c < n; c++) a[r][c] = v_all(0);
+    for (int c = 0; c < n; c++) a[r][c] = is_first ? v_all(0) : acc[r][c];
   for (int i = 0; i < k; i += LANES) {
     V v[GROUP];
     for (int r = 0; r < GROUP; r++) v[r] = v_load(w + r * stride + i);
@@ -110,10 +115,12 @@ INLINE void pass(const float *w, int stride, const float *const *x, int n, int k
 INLINE void block(const float *w, int stride, int groups, const float *const *x, int n, int k, float *const *out) {
   V acc[TILE_GROUPS][NV][GROUP][MOST_X];
   const float *at[MOST_X];
-  for (int i = 0; i < NV; i++) {
-    for (int c = 0; c < n; c++) at[c] = x[c] + i * VL;
-    for (int g = 0; g < groups; g++) pass(w + g * GROUP * stride + i * VL, stride, at, n, k, acc[g][i]);
-  }
+  for (int from = 0; from < k; from += K_BLOCK)
+    for (int i = 0; i < NV; i++) {
+      int some = k - from < K_BLOCK ? k - from : K_BLOCK;
+      for (int c = 0; c < n; c++) at[c] = x[c] + from + i * VL;
+      for (int g = 0; g < groups; g++) pass(w + g * GROUP * stride + from + i * VL, stride, at, n, some, from == 0, acc[g][i]);
+    }
   for (int g = 0; g < groups; g++)
     for (int c = 0; c < n; c++) {
 #if defined(LANES_AVX512)

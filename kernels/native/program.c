@@ -120,17 +120,13 @@ static void row_step(const step *s, const run *r, int row) {
     quantise(x, 0, w, w, &q);
     break;
   }
-  case APPEND: { // in: keys, values; n: kv heads, key width, value width
+  case APPEND: { // in: keys, values; n: kv heads, key width, value width, whether they are kept in F16
     const cache *c = r->caches[r->sequence[row]] + s->memory;
-    int heads = s->n[0], widths[2] = {s->n[1], s->n[2]};
-    for (int part = 0; part < 2; part++) {
-      int d = widths[part], stride = filled(d);
+    for (int part = 0, heads = s->n[0]; part < 2; part++) {
+      int d = s->n[1 + part];
       const float *from = r->slots[s->in[part]] + (size_t)row * (size_t)(heads * d);
-      for (int h = 0; h < heads; h++) {
-        float *to = (part ? c->values : c->keys) + ((size_t)h * (size_t)c->capacity + (size_t)r->positions[row]) * (size_t)stride;
-        memcpy(to, from + (ptrdiff_t)h * d, sizeof(float) * (size_t)d);
-        memset(to + d, 0, sizeof(float) * (size_t)(stride - d));
-      }
+      for (int h = 0; h < heads; h++)
+        keep_row(part ? c->values : c->keys, ((ptrdiff_t)h * c->capacity + r->positions[row]) * filled(d), from + (ptrdiff_t)h * d, d, s->n[3]);
     }
     break;
   }

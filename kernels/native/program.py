@@ -31,6 +31,10 @@ class Kernels(Protocol):
     def quantised_floats(self) -> Callable[[int], int] | None:
         """Floats that so many activations take when they are quantised; None in the F32 class."""
 
+    @property
+    def half_cache(self) -> bool:
+        """Whether keys and values are kept in F16."""
+
     def bank_of(self, bank: ExpertBank) -> CBank:
         """What C knows of a bank that this backend loaded."""
 
@@ -68,7 +72,9 @@ class NativeProgram:
 
     def __init__(self, kernels: Kernels, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
         self._kernels = kernels
-        self.compiled = compiled = compile_program(operations, len(slot_widths), kernels.quantised_floats)
+        self.compiled = compiled = compile_program(
+            operations, len(slot_widths), kernels.quantised_floats, half_cache=kernels.half_cache
+        )
         self._steps = (CStep * max(1, len(compiled.steps)))(*compiled.steps)
         self._address = ctypes.addressof(self._steps)
         self._shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
@@ -81,7 +87,7 @@ class NativeProgram:
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""
-        return Sequence((Caches(self._shapes),))
+        return Sequence((Caches(self._shapes, half=self._kernels.half_cache),))
 
     def begin(self, rows: Rows, ns: NDArray[np.int64] | None = None) -> NativeRun:
         """Start on a batch of rows. ValueError when a row's position does not follow what its sequence holds."""

@@ -56,6 +56,7 @@ class CAttention(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("is_half", c_int32),
     )
 
 

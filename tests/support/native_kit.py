@@ -10,13 +10,11 @@ import functools
 import hashlib
 import math
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,35 +54,25 @@ def native(threads: int = 1, activations: str = "f32") -> NativeBackend:
     return NativeBackend(Options(threads=threads, activations=activations))
 
 
-#: Other ways to build the kernels, by name: a compiler (None: the usual one), flags, and the registers that come out.
-VARIANTS: Mapping[str, tuple[str | None, tuple[str, ...], str | None]] = {
-    "plain": (None, ("-O1", "-DLANES_PLAIN"), "plain"),
-    "avx2": (None, ("-O1", "-mno-avx512f"), "avx2"),
-    "clang": ("clang", ("-O2",), None),
-}
+#: Less than this CPU can do, by the name of what comes out, with the flags that make it.
+VARIANTS = {"plain": ("-O1", "-DLANES_PLAIN"), "avx2": ("-O1", "-mno-avx512f")}
 
 
 def absent_variant(name: str) -> str | None:
-    """Why a variant cannot be built here or would be nothing new; None where it can."""
-    compiler, _, registers = VARIANTS[name]
-    if compiler is not None:
-        return None if shutil.which(compiler) else f"there is no {compiler}"
+    """Why a variant would be nothing new here; None where it can be built."""
     own = native().variant
-    if registers == own or (registers == "avx2" and own != "avx512"):
-        return f"this machine's own variant is {own}"
-    return None
+    is_less = own == "avx512" if name == "avx2" else own != "plain"
+    return None if is_less else f"this machine's own variant is {own}"
 
 
 @functools.cache
 def native_variant(name: str, threads: int = 1, activations: str = "f32") -> NativeBackend:
-    """The backend as another compiler makes it, or as this CPU could have it if it could less."""
-    compiler, flags, _ = VARIANTS[name]
-    command = [compiler] if compiler else build.compilers(os.environ)[0]
-    path = build.built(command, (*build.FLAGS, *build.cpu_flags(), *flags), build.cache_folder(os.environ))
+    """The backend as this CPU could have it if it could less."""
+    flags = (*build.FLAGS, *build.cpu_flags(), *VARIANTS[name])
+    path = build.built(build.compilers(os.environ)[0], flags, build.cache_folder(os.environ))
     library = ctypes.CDLL(str(path))
     structs.declare(library)
-    with mock.patch.object(build, "load", return_value=library):
-        return NativeBackend(Options(threads=threads, activations=activations))
+    return NativeBackend(Options(threads=threads, activations=activations), library)
 
 
 def f32_matrix(values: F32) -> Matrix:

@@ -9,12 +9,24 @@
 INLINE V counting(void) { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
 INLINE V table_of(V d, float from) { return v_mul(d, v_add(counting(), v_all(from))); }
 // F16 d at p in all lanes; of a pair the F16 behind it in *m
+#if defined(__AVX512FP16__)
+INLINE V half_all(const uint8_t *p) { // one instruction from memory to all lanes
+  _Float16 h;
+  memcpy(&h, p, 2);
+  return _mm512_cvtxph_ps(_mm256_set1_ph(h));
+}
+INLINE V half_pair(const uint8_t *p, V *m) {
+  *m = half_all(p + 2);
+  return half_all(p);
+}
+#else
 INLINE V half_all(const uint8_t *p) { return _mm512_set1_ps(half(u16_at(p))); }
 INLINE V half_pair(const uint8_t *p, V *m) {
   __m128 f = _mm_cvtph_ps(_mm_cvtsi32_si128((int)u32_at(p)));
   *m = _mm512_broadcastss_ps(_mm_movehdup_ps(f));
   return _mm512_broadcastss_ps(f);
 }
+#endif
 INLINE void pick_nibbles(const uint8_t *q, V table, V *w) {
   __m512i b = BYTES(q);
   w[0] = PICK(b, table);

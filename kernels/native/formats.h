@@ -42,14 +42,29 @@ INLINE void same_halves(sub_block *b, float scale, float add) {
   b->scale[0] = b->scale[1] = scale;
   b->add[0] = b->add[1] = add;
 }
-INLINE void nibbles(sub_block *b, const uint8_t *q, int less) { // sixteen low halves, then sixteen high ones
-  for (int i = 0; i < 16; i++) b->code[i] = (int8_t)((q[i] & 15) - less), b->code[i + 16] = (int8_t)((q[i] >> 4) - less);
+// Eight bytes at a time, as a word: what is written byte by byte would have to reach memory before a register reads it.
+INLINE void put8(int8_t *to, uint64_t bytes, int less) { // bytes below 128, less a number that borrows from no neighbour
+  bytes = ((bytes | 0x8080808080808080u) - 0x0101010101010101u * (unsigned)less) ^ 0x8080808080808080u;
+  memcpy(to, &bytes, 8);
 }
-INLINE void fifth_bits(sub_block *b, uint32_t high) {
-  for (int i = 0; i < 32; i++) b->code[i] = (int8_t)(b->code[i] | (int)(high >> i & 1) << 4);
+INLINE void nibbles(sub_block *b, const uint8_t *q, int less) { // sixteen low halves, then sixteen high ones
+  for (int i = 0; i < 16; i += 8) {
+    uint64_t x;
+    memcpy(&x, q + i, 8);
+    put8(b->code + i, x & 0x0F0F0F0F0F0F0F0Fu, less);
+    put8(b->code + 16 + i, x >> 4 & 0x0F0F0F0F0F0F0F0Fu, less);
+  }
+}
+INLINE void fifth_bits(sub_block *b, uint32_t high, int less) {
+  for (int i = 0; i < 4; i++) { // eight bits to eight bytes: each byte keeps its own bit, then becomes 16 or 0
+    uint64_t bytes = (high >> (8 * i) & 255) * 0x0101010101010101u & 0x8040201008040201u, code;
+    bytes = ((bytes + 0x7F7F7F7F7F7F7F7Fu) | bytes) >> 3 & 0x1010101010101010u;
+    memcpy(&code, b->code + 8 * i, 8);
+    put8(b->code + 8 * i, code | bytes, less);
+  }
 }
 INLINE void looked_up(sub_block *b, const uint8_t *q, const int8_t *values) {
-  for (int i = 0; i < 16; i++) b->code[i] = values[q[i] & 15], b->code[i + 16] = values[q[i] >> 4];
+  pick_halves(values, q, b->code);
 }
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; // twice the E2M1 values
@@ -71,14 +86,13 @@ INLINE void Q4_1_sub(const uint8_t *p, int sub, sub_block *b) {
 INLINE void Q5_0_sub(const uint8_t *p, int sub, sub_block *b) {
   (void)sub;
   nibbles(b, p + 6, 0);
-  fifth_bits(b, u32_at(p + 2));
-  for (int i = 0; i < 32; i++) b->code[i] = (int8_t)(b->code[i] - 16);
+  fifth_bits(b, u32_at(p + 2), 16);
   same_halves(b, half(u16_at(p)), -0.0f);
 }
 INLINE void Q5_1_sub(const uint8_t *p, int sub, sub_block *b) {
   (void)sub;
   nibbles(b, p + 8, 0);
-  fifth_bits(b, u32_at(p + 4));
+  fifth_bits(b, u32_at(p + 4), 0);
   same_halves(b, half(u16_at(p)), half(u16_at(p + 2)));
 }
 INLINE void Q8_0_sub(const uint8_t *p, int sub, sub_block *b) {

@@ -53,51 +53,93 @@ INLINE quantised quantised_at(float *p, int k) {
   q.scale32 = p;
   return q;
 }
+// A block's scale and its inverse, from the bits of its largest magnitude
+INLINE float block_scale(uint32_t most, float *inverse) {
+  float top = bits_to_float(most), scale = top / 32512.0f; // 127 x 256: hi stays below 128
+  *inverse = 1.0f / scale;
+  if (top < 1e-30f) *inverse = scale = 0;
+  if (most >= 0x7F800000u) *inverse = 0, scale = top - top; // not finite: neither is any product
+  return scale;
+}
+#if defined(WITH_VNNI)
+INLINE void quantise_block(const float *x, int b, quantised *q) {
+  V x0 = v_load(x), x1 = v_load(x + 16);
+  float inverse, scale = block_scale(_mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_castps_si512(v_abs(x0)), _mm512_castps_si512(v_abs(x1)))), &inverse);
+  __m512i v0 = _mm512_setzero_si512(), v1 = v0;
+  if (inverse) v0 = _mm512_cvtps_epi32(v_mul(x0, v_all(inverse))), v1 = _mm512_cvtps_epi32(v_mul(x1, v_all(inverse)));
+  __m512i h0 = _mm512_srai_epi32(_mm512_add_epi32(v0, _mm512_set1_epi32(128)), 8), h1 = _mm512_srai_epi32(_mm512_add_epi32(v1, _mm512_set1_epi32(128)), 8);
+  _mm_storeu_si128((__m128i *)(q->hi + b * LANES), _mm512_cvtepi32_epi8(h0));
+  _mm_storeu_si128((__m128i *)(q->hi + b * LANES + 16), _mm512_cvtepi32_epi8(h1));
+  _mm_storeu_si128((__m128i *)(q->lo + b * LANES), _mm512_cvtepi32_epi8(_mm512_sub_epi32(v0, _mm512_slli_epi32(h0, 8))));
+  _mm_storeu_si128((__m128i *)(q->lo + b * LANES + 16), _mm512_cvtepi32_epi8(_mm512_sub_epi32(v1, _mm512_slli_epi32(h1, 8))));
+  // as 16-bit integers: elements 4 g and 4 g + 2 of the eight groups, then 4 g + 1 and 4 g + 3
+  __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(v0)), _mm512_cvtepi32_epi16(v1), 1);
+  v = _mm512_permutexvar_epi16(_mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0), v);
+  __m256i even = _mm512_castsi512_si256(v), odd = _mm512_extracti64x4_epi64(v, 1), one = _mm256_set1_epi16(1);
+  int16_t *pairs = (int16_t *)q->spread + b / 2 * CHUNK + b % 2 * 16;
+  _mm256_storeu_si256((__m256i *)pairs, even);
+  _mm256_storeu_si256((__m256i *)(pairs + 32), odd);
+  __m256i four = _mm256_add_epi32(_mm256_madd_epi16(even, one), _mm256_madd_epi16(odd, one));
+  _mm256_storeu_si256((__m256i *)(q->four + b * 8), four);
+  _mm256_storeu_ps(q->fours + b * 8, _mm256_cvtepi32_ps(four));
+  _mm256_storeu_ps(q->scale + b * 8, _mm256_set1_ps(scale));
+  four = _mm256_hadd_epi32(four, four);
+  four = _mm256_hadd_epi32(four, four);
+  int low = _mm256_extract_epi32(four, 0), high = _mm256_extract_epi32(four, 4);
+  q->sum16[b * 2] = (float)low, q->sum16[b * 2 + 1] = (float)high;
+  q->scale16[b * 2] = q->scale16[b * 2 + 1] = scale;
+  q->sum32[b] = (float)(low + high);
+  q->scale32[b] = scale;
+}
+#else
+INLINE void quantise_block(const float *x, int b, quantised *q) {
+  uint32_t most = 0;
+  int32_t v[LANES], sum[2] = {0, 0};
+  int8_t hi[LANES], lo[LANES];
+  for (int i = 0; i < LANES; i++) {
+    uint32_t u = float_to_bits(x[i]) & 0x7FFFFFFFu;
+    most = u > most ? u : most;
+  }
+  float inverse, scale = block_scale(most, &inverse), *spread = q->spread + b / 2 * CHUNK + b % 2 * 8;
+  for (int i = 0; i < LANES; i++) v[i] = inverse ? (int32_t)(x[i] * inverse + 12582912.0f - 12582912.0f) : 0;
+  for (int i = 0; i < LANES; i++) {
+    hi[i] = (int8_t)((v[i] + 128) >> 8);
+    lo[i] = (int8_t)(v[i] - 256 * hi[i]);
+  }
+  memcpy(q->hi + b * LANES, hi, LANES);
+  memcpy(q->lo + b * LANES, lo, LANES);
+  for (int i = 0; i < LANES; i++) spread[i % 4 * GROUPS + i / 4] = (float)v[i];
+  for (int g = 0; g < 8; g++) {
+    int32_t f = v[4 * g] + v[4 * g + 1] + v[4 * g + 2] + v[4 * g + 3];
+    q->four[b * 8 + g] = f;
+    q->fours[b * 8 + g] = (float)f;
+    q->scale[b * 8 + g] = scale;
+    sum[g / 4] += f;
+  }
+  q->sum16[b * 2] = (float)sum[0], q->sum16[b * 2 + 1] = (float)sum[1];
+  q->scale16[b * 2] = q->scale16[b * 2 + 1] = scale;
+  q->sum32[b] = (float)(sum[0] + sum[1]);
+  q->scale32[b] = scale;
+}
+#endif
 // Values from `from` to `to` of a row of k; `from` is a multiple of 32, and the last ones bring the zeros behind them.
 static void quantise(const float *x, int from, int to, int k, quantised *q) {
-  int end = to == k ? chunked(k) : to;
-  for (int b = from / LANES; b < end / LANES; b++) {
-    float block[LANES] = {0}, top = 0;
-    int32_t v[LANES];
-    if (b * LANES < to) memcpy(block, x + b * LANES, sizeof(float) * (size_t)(to - b * LANES < LANES ? to - b * LANES : LANES));
-    uint32_t most = 0;
-    for (int i = 0; i < LANES; i++) {
-      uint32_t u = float_to_bits(block[i]) & 0x7FFFFFFFu;
-      most = u > most ? u : most;
-    }
-    top = bits_to_float(most);
-    float scale = top / 32512.0f, inverse = 1.0f / scale; // 127 x 256: hi stays below 128
-    if (top < 1e-30f) scale = 0, inverse = 0;
-    if (most >= 0x7F800000u) scale = top - top, inverse = 0; // not finite: neither is any product
-    for (int i = 0; i < LANES; i++) v[i] = inverse ? (int32_t)(block[i] * inverse + 12582912.0f - 12582912.0f) : 0;
-    int32_t sum[2] = {0, 0};
-    for (int i = 0; i < LANES; i++) {
-      int32_t h = (v[i] + 128) >> 8;
-      q->hi[b * LANES + i] = (int8_t)h;
-      q->lo[b * LANES + i] = (int8_t)(v[i] - 256 * h);
-#if defined(WITH_VNNI)
-      ((int16_t *)q->spread)[b / 2 * CHUNK + i % 2 * 32 + b % 2 * 16 + i / 4 * 2 + i % 4 / 2] = (int16_t)v[i];
-#else
-      q->spread[b / 2 * CHUNK + i % 4 * GROUPS + b % 2 * 8 + i / 4] = (float)v[i];
-#endif
-      sum[i / 16] += v[i];
-    }
-    for (int g = 0; g < 8; g++) {
-      int32_t f = v[4 * g] + v[4 * g + 1] + v[4 * g + 2] + v[4 * g + 3];
-      q->four[b * 8 + g] = f;
-      q->fours[b * 8 + g] = (float)f;
-      q->scale[b * 8 + g] = scale;
-    }
-    q->sum16[b * 2] = (float)sum[0], q->sum16[b * 2 + 1] = (float)sum[1];
-    q->scale16[b * 2] = q->scale16[b * 2 + 1] = scale;
-    q->sum32[b] = (float)(sum[0] + sum[1]);
-    q->scale32[b] = scale;
+  int b = from / LANES;
+  for (; (b + 1) * LANES <= to; b++) quantise_block(x + b * LANES, b, q);
+  if (to < k) return;
+  for (; b * LANES < chunked(k); b++) {
+    float block[LANES] = {0};
+    if (b * LANES < to) memcpy(block, x + b * LANES, sizeof(float) * (size_t)(to - b * LANES));
+    quantise_block(block, b, q);
   }
 }
 
 #define I16_TILE 16 // rows of weights in a tile
 INLINE int i16_stride(int k) { return chunked(k) + 2 * (chunked(k) / 4) + 16; }
 
+#if defined(WITH_VNNI)
+#include "i16_avx512.h"
+#else
 // lane[i] + sums[i] (m[i] s[i]) over n values into `lanes` lanes, and their tree
 INLINE float minima_sum(const float *m, const float *s, const float *sums, int n, int lanes) {
   float lane[GROUPS] = {0};
@@ -117,9 +159,6 @@ static float minima_part(int kind, const float *m, const quantised *q, int k) {
   return 0;
 }
 
-#if defined(WITH_VNNI)
-#include "i16_avx512.h"
-#else
 // ---- a row of weights in a tile: whole weights in spread order, the scale of each group of four, the minima
 
 INLINE void fill_block(const sub_block *s, int kind, int b, int n, float *out) {
@@ -207,6 +246,18 @@ INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, in
     vst1q_s32(t + 4 * h, vdotq_s32(vshlq_n_s32(up, 8), v, vld1q_s8(lo + 16 * h)));
   }
 }
+#elif defined(LANES_AVX2)
+INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, int32_t *t) {
+  __m256i half[2];
+  for (int h = 0; h < 2; h++) {
+    __m256i up = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(hi + 16 * h)));
+    __m256i x = _mm256_add_epi16(_mm256_slli_epi16(up, 8), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(lo + 16 * h))));
+    half[h] = _mm256_madd_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16 * h))), x);
+  }
+  // sums of two to sums of four: groups 0, 1, 4, 5, then 2, 3, 6, 7
+  __m256i four = _mm256_permute4x64_epi64(_mm256_hadd_epi32(half[0], half[1]), 0xD8);
+  _mm256_storeu_si256((__m256i *)t, four);
+}
 #else
 INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, int32_t *t) {
   for (int g = 0; g < 8; g++) {
@@ -229,7 +280,9 @@ INLINE void sums_of_four(const int8_t *w, const int8_t *hi, const int8_t *lo, in
         T##_sub(p, sub, &s);                                                                                                    \
         sums_of_four(s.code, q->hi + b * LANES, q->lo + b * LANES, t);                                                          \
         float x = q->scale32[b];                                                                                                \
-        for (int g = 0; g < 8; g++) lane[at + g] = __builtin_fmaf((float)t[g], s.scale[g / 4] * x, lane[at + g]);               \
+        float both[8];                                                                                                          \
+        for (int g = 0; g < 8; g++) both[g] = s.scale[g / 4] * x;                                                               \
+        for (int g = 0; g < 8; g++) lane[at + g] = __builtin_fmaf((float)t[g], both[g], lane[at + g]);                          \
         if (kind == OF_FOUR)                                                                                                    \
           for (int g = 0; g < 8; g++) low[at + g] = __builtin_fmaf(q->fours[b * 8 + g], s.add[0] * x, low[at + g]);             \
         if (kind == OF_32) low[b % 8] = __builtin_fmaf(q->sum32[b], s.add[0] * x, low[b % 8]);                                  \

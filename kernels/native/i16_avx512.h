@@ -178,6 +178,9 @@ FOR_EACH_QUANT(X)
 // acc[r][c]: lanes of the products; low[r][c]: those of the minima, sixteen or, with -0 behind them, eight
 INLINE void i16_lanes(const float *w, int stride, const quantised *x, int n, int k, V acc[I16_ROWS][I16_X]) {
   V a[I16_ROWS][I16_X];
+  const float *at[I16_X];
+  ptrdiff_t scales = x[0].scale - x[0].spread; // of every row: one pointer a row is enough
+  for (int c = 0; c < n; c++) at[c] = x[c].spread;
   for (int r = 0; r < I16_ROWS; r++)
     for (int c = 0; c < n; c++) a[r][c] = v_all(0);
   for (int i = 0; i < k; i += CHUNK) {
@@ -189,10 +192,10 @@ INLINE void i16_lanes(const float *w, int stride, const quantised *x, int n, int
       s[r] = v_load(w + r * stride + tile_scales(k) + i / 4);
     }
     for (int c = 0; c < n; c++) {
-      __m512i y = _mm512_loadu_si512(x[c].spread + i / 2), z = _mm512_loadu_si512(x[c].spread + i / 2 + 16);
-      V scale = v_load(x[c].scale + i / 4);
+      __m512i y = _mm512_loadu_si512(at[c] + i / 2), z = _mm512_loadu_si512(at[c] + i / 2 + 16);
+      V scale = v_load(at[c] + scales + i / 4);
       for (int r = 0; r < I16_ROWS; r++) {
-        __m512i t = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), u[r], y), v[r], z);
+        __m512i t = _mm512_dpwssd_epi32(_mm512_madd_epi16(u[r], y), v[r], z);
         a[r][c] = v_fma(_mm512_cvtepi32_ps(t), v_mul(s[r], scale), a[r][c]);
       }
     }
@@ -203,14 +206,17 @@ INLINE void i16_lanes(const float *w, int stride, const quantised *x, int n, int
 INLINE void i16_minima(const float *w, int stride, int kind, const quantised *x, int n, int k, V low[I16_ROWS][I16_X]) {
   int each = kind == OF_FOUR ? 4 : kind == OF_16 ? 16 : 32, step = kind == OF_32 ? 8 : 16;
   V a[I16_ROWS][I16_X];
+  const float *at[I16_X];
+  ptrdiff_t scales = (kind == OF_FOUR ? x[0].scale : kind == OF_16 ? x[0].scale16 : x[0].scale32) - x[0].spread;
+  ptrdiff_t all_sums = (kind == OF_FOUR ? x[0].fours : kind == OF_16 ? x[0].sum16 : x[0].sum32) - x[0].spread;
+  for (int c = 0; c < n; c++) at[c] = x[c].spread;
   for (int r = 0; r < I16_ROWS; r++)
     for (int c = 0; c < n; c++) a[r][c] = kind == OF_32 ? _mm512_insertf32x8(v_all(-0.0f), _mm256_setzero_ps(), 0) : v_all(0);
   for (int i = 0; i < k / each; i += step) {
     V m[I16_ROWS];
     for (int r = 0; r < I16_ROWS; r++) m[r] = v_load(w + r * stride + tile_minima(k) + i);
     for (int c = 0; c < n; c++) {
-      V scale = v_load((kind == OF_FOUR ? x[c].scale : kind == OF_16 ? x[c].scale16 : x[c].scale32) + i);
-      V sums = v_load((kind == OF_FOUR ? x[c].fours : kind == OF_16 ? x[c].sum16 : x[c].sum32) + i);
+      V scale = v_load(at[c] + scales + i), sums = v_load(at[c] + all_sums + i);
       for (int r = 0; r < I16_ROWS; r++)
         a[r][c] = kind == OF_32 ? _mm512_mask3_fmadd_ps(sums, v_mul(m[r], scale), a[r][c], 0xFF) : v_fma(sums, v_mul(m[r], scale), a[r][c]);
     }

@@ -225,6 +225,22 @@ INLINE float v_tree(const V *a) {
 #endif
 #define NV (LANES / VL)
 
+// The sixteen low halves of bytes at q by a table, then their sixteen high halves
+INLINE void pick_halves(const int8_t *table, const uint8_t *q, int8_t *out) {
+#if defined(LANES_AVX512) || defined(LANES_AVX2)
+  __m128i t = _mm_loadu_si128((const __m128i *)table), b = _mm_loadu_si128((const __m128i *)q), low = _mm_set1_epi8(15);
+  _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(t, _mm_and_si128(b, low)));
+  _mm_storeu_si128((__m128i *)(out + 16), _mm_shuffle_epi8(t, _mm_and_si128(_mm_srli_epi16(b, 4), low)));
+#elif defined(LANES_NEON)
+  int8x16_t t = vld1q_s8(table);
+  uint8x16_t b = vld1q_u8(q);
+  vst1q_s8(out, vqtbl1q_s8(t, vandq_u8(b, vdupq_n_u8(15))));
+  vst1q_s8(out + 16, vqtbl1q_s8(t, vshrq_n_u8(b, 4)));
+#else
+  for (int i = 0; i < 16; i++) out[i] = table[q[i] & 15], out[i + 16] = table[q[i] >> 4];
+#endif
+}
+
 // Runs BODY with the V `a` (and maybe others loaded in BODY at offset `at`) over n values; a tail goes through a full register.
 // out, in: float pointers; F: an expression of `a` and of `b`, the same place of `other`.
 #define V_MAP2(OUT, IN, OTHER, N, F)                                                                                            \

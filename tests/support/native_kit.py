@@ -10,13 +10,11 @@ import functools
 import hashlib
 import math
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +23,7 @@ from kernels.backends.native_cpu import NativeBackend
 from kernels.formats import FORMATS, GGMLType
 from kernels.interface import DenseBackend, Operation, Options, Program
 from kernels.matrix import Matrix
-from kernels.native import build, structs
+from kernels.native import build
 from kernels.state import Rows, Sequence
 
 F32 = NDArray[np.float32]
@@ -54,37 +52,6 @@ QUANTISED = [t for t in GGMLType if t not in (GGMLType.F32, GGMLType.F16, GGMLTy
 def native(threads: int = 1, activations: str = "f32") -> NativeBackend:
     """The backend with so many threads; one for all tests."""
     return NativeBackend(Options(threads=threads, activations=activations))
-
-
-#: Other ways to build the kernels, by name: a compiler (None: the usual one), flags, and the registers that come out.
-VARIANTS: Mapping[str, tuple[str | None, tuple[str, ...], str | None]] = {
-    "plain": (None, ("-O1", "-DLANES_PLAIN"), "plain"),
-    "avx2": (None, ("-O1", "-mno-avx512f"), "avx2"),
-    "clang": ("clang", ("-O2",), None),
-}
-
-
-def absent_variant(name: str) -> str | None:
-    """Why a variant cannot be built here or would be nothing new; None where it can."""
-    compiler, _, registers = VARIANTS[name]
-    if compiler is not None:
-        return None if shutil.which(compiler) else f"there is no {compiler}"
-    own = native().variant
-    if registers == own or (registers == "avx2" and own != "avx512"):
-        return f"this machine's own variant is {own}"
-    return None
-
-
-@functools.cache
-def native_variant(name: str, threads: int = 1, activations: str = "f32") -> NativeBackend:
-    """The backend as another compiler makes it, or as this CPU could have it if it could less."""
-    compiler, flags, _ = VARIANTS[name]
-    command = [compiler] if compiler else build.compilers(os.environ)[0]
-    path = build.built(command, (*build.FLAGS, *build.cpu_flags(), *flags), build.cache_folder(os.environ))
-    library = ctypes.CDLL(str(path))
-    structs.declare(library)
-    with mock.patch.object(build, "load", return_value=library):
-        return NativeBackend(Options(threads=threads, activations=activations))
 
 
 def f32_matrix(values: F32) -> Matrix:

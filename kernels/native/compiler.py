@@ -252,11 +252,14 @@ class _Compiler:
         is_last = x in self._lasts
         width, count = self._width[x], self._width[chosen]
         outputs: int = op.constants["outputs"]
+        was_quantised = sources[0] in self._is_quantised
         quantised = self._quantised(sources[0], width, int(is_last))
         out = self._give(op.outputs[0], outputs, reads=op.inputs, is_last=is_last)
         self.result.experts.append((len(self.result.steps), op))
         fields = {"width": width, "out_width": outputs, "wanted": int(is_last)}
         self._add("experts", (*sources, quantised), out, n=[count], **fields)
+        if not was_quantised:  # where others compute the experts, this operation is left out with all its steps
+            self._is_quantised.discard(sources[0])
 
     def split(self, op: Operation) -> None:
         heads = op.constants.get("heads", 1) if op.name == "split_heads" else 1

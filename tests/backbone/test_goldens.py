@@ -48,12 +48,13 @@ def test_logits_experts_and_greedy_tokens(golden: Golden, backend: str, arch_mod
     assert greedy == data["greedy"].tolist()
 
 
+@pytest.mark.parametrize("activations", ["f32", "i16"])
 @pytest.mark.parametrize("golden", golden_params())
-def test_native_bits_depend_on_nothing_but_the_tokens(golden: Golden, arch_model: Find) -> None:
+def test_native_bits_depend_on_nothing_but_the_tokens(golden: Golden, activations: str, arch_model: Find) -> None:
     """Threads, batches, taps, and whether a program runs in one piece or is left for its experts."""
     tokens = golden.data()["tokens"].tolist()
     path, library = arch_model(golden.model_name), load_library()
-    one, two, three = (load(path, library, "native", threads) for threads in (1, 2, 3))
+    one, two, three = (load(path, library, "native", threads, activations) for threads in (1, 2, 3))
 
     def bits(model: Model, chunk_rows: int = 512, *, leave: bool = False, taps: Taps | None = None) -> bytes:
         elsewhere = Elsewhere(model.local_experts)

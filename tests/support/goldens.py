@@ -88,9 +88,12 @@ def write_f32_models(folder: Path) -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
 
 
-def load(path: Path, library: Library | None = None, backend: str = "numpy", threads: int = 0) -> Model:
+def load(
+    path: Path, library: Library | None = None, backend: str = "numpy", threads: int = 0, activations: str = "f32"
+) -> Model:
     """A model on a backend, the reference unless another is named."""
-    return load_model(path, library or load_library(), make_backend(backend, Options(threads=threads)))
+    options = Options(threads=threads, activations=activations)
+    return load_model(path, library or load_library(), make_backend(backend, options))
 
 
 def relative_l2(ours: F32, theirs: F32) -> float:

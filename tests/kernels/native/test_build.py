@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +109,38 @@ def test_the_compiler_gets_flags_that_keep_the_order_of_operations(tmp_path: Pat
     assert not [w for w in words if "fast-math" in w or w in ("-Ofast", "-funsafe-math-optimizations")]
 
 
+AT_THE_DOOR = """
+import fcntl
+flock = fcntl.flock
+def told(file, how):
+    print("at the door", flush=True)
+    flock(file, how)
+fcntl.flock = told
+from kernels.native import build
+build.load()
+print("loaded")
+"""
+
+
 def test_processes_that_start_at_once_compile_once(tmp_path: Path, compiler: str) -> None:
     env = environ(tmp_path, CC=compiler, PATH=os.environ["PATH"], PYTHONPATH=str(ROOT))
     folder = tmp_path / "cache" / "expertswarm" / "native"
     folder.mkdir(parents=True, mode=0o700)
-    program = "print('ready', flush=True); from kernels.native import build; build.load(); print('loaded')"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # both stand before the door, however long they take to get there
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(2)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        assert calls(tmp_path) == 0
-    told = [process.communicate(timeout=60) for process in processes]
+    command = [sys.executable, "-c", AT_THE_DOOR]
+    with ExitStack() as stack:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            processes = [
+                stack.enter_context(
+                    subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                )
+                for _ in range(2)
+            ]
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "at the door\n"  # none has found a library
+            assert calls(tmp_path) == 0
+        told = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in told] == ["loaded\n"] * 2
     assert sorted(err for _, err in told) == ["", "compiling the native kernels for this CPU (once)\n"]
     assert calls(tmp_path) == 1

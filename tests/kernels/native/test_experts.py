@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,39 @@ def test_in_a_program(rows: int, threads: int, head: bool) -> None:
     call = pairs_of(*[(row, e) for row in range(rows) for e in ids[row]])
     expected = x + combine(native(1).load(held).rows(x, call).reshape(rows, 3, -1), chosen)
     same_bits(ours, expected[wanted])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("activations_", ["f32", "i16"])
+def test_threads_wait_for_each_other_between_the_halves_of_an_expert(rows: int, activations_: str) -> None:
+    """Large enough for threads to be at different places: again and again, with other rows each time."""
+    held = experts(256, 1024, GGMLType.Q4_K, count=4)
+    inputs = np.random.default_rng(rows).standard_normal((rows, 256)).astype(np.float32)
+    operations: list[Operation] = [given(0, inputs), given(1, inputs[:, :4].copy())]
+    for layer in range(6):
+        operations += [
+            operation("top_k", (1, -1), (2,), count=2, layer=layer),
+            operation("softmax", (2,), (2,), on_weights=True, layer=layer),
+            operation("experts", (0, 2), (3,), bank=None, outputs=256, layer=layer),
+            operation("add", (0, 3), (0,)),
+            operation("rms_norm", (0,), (0,), weight=np.ones(256, np.float32), eps=1e-6),
+        ]
+    outs = []
+    for threads in (1, 2, 3):
+        backend = native(threads, activations_)
+        bank = backend.load(held)
+        steps = [
+            replace(op, constants={**op.constants, "bank": lambda bank=bank: bank}) if op.name == "experts" else op
+            for op in operations
+        ]
+        program = bound(steps, backend)
+        outs += [run(program, steps, rows_of(rows, program.sequence())) for _ in range(1 if threads == 1 else 8)]
+        call = pairs_of(*[(row, e) for row in range(rows) for e in range(4)])
+        expected = native(1, activations_).load(held).rows(inputs, call)
+        for _ in range(8):
+            same_bits(bank.rows(inputs, call), expected)
+    for out in outs[1:]:
+        same_bits(out, outs[0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

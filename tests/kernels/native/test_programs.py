@@ -32,7 +32,7 @@ EMBEDDINGS = {w: f32_matrix(RANDOM.standard_normal((ROWS, w)).astype(np.float32)
 NORMS = {w: RANDOM.uniform(0.5, 1.5, w).astype(np.float32) for w in WIDTHS}
 HEAD_NORMS = {w: RANDOM.uniform(0.5, 1.5, w // 4).astype(np.float32) for w in WIDTHS}
 MATRICES = {
-    (w, out): weights(GGMLType.Q8_0 if w == 64 and out == 64 else GGMLType.F32, out, w, RANDOM)
+    (w, out): weights(GGMLType.Q8_0 if w == 64 and out != 40 else GGMLType.F32, out, w, RANDOM)
     for w in WIDTHS
     for out in (*WIDTHS, 5)
 }
@@ -239,14 +239,15 @@ def test_threads_do_not_decide_and_the_reference_agrees(
             found = values_of(theirs, backend, count, cut if again else 0)
             for slot, values in expected.items():
                 assert found[slot].tobytes() == values.tobytes(), f"register {slot} of {names(theirs)}"
-    if not one.has_experts and activations == "f32":  # a choice of experts between equals is nobody's to predict
+    if not one.has_experts:  # a choice of experts between equals is nobody's to predict
+        bar = {"f32": 1e-3, "i16": 2e-2}[activations]
         plain = Interpreter(one.operations, [1] * (SLOTS + 2))
         run_ = plain.begin(rows_of(count, plain.sequence(), wanted=sorted({0, count // 3, count - 1})))
         run_.run(0, len(one.operations))
         for slot, values in expected.items():
             theirs_ = run_.values(slot)
             assert values.shape == theirs_.shape
-            assert np.abs(values - theirs_).max() <= 1e-3 * np.abs(theirs_).max() + 1e-6, (
+            assert np.abs(values - theirs_).max() <= bar * np.abs(theirs_).max() + 1e-6, (
                 f"register {slot}: {names(one)}"
             )
 

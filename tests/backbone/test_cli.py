@@ -106,6 +106,21 @@ def test_bits_and_class_map_do_not_depend_on_the_workers() -> None:
     assert [len(r["workers"]) for r in results] == [0, 1, 3]
 
 
+def test_bits_of_another_class_do_not_depend_on_the_workers_either() -> None:
+    asked = ("--activations", "i16", "--kv-cache", "f16")
+    plain, alone, shared = (
+        json.loads(backbone("generate", PROMPT["prompt"], "-n", "6", "--json", "--digest", *how).stdout)
+        for how in (("--workers", "0"), ("--workers", "0", *asked), ("--workers", "2", *asked))
+    )
+    assert alone["logits_sha256"] == shared["logits_sha256"]
+    assert alone["logits_sha256"] != plain["logits_sha256"]
+    assert alone["provenance"] == shared["provenance"]
+    assert alone["provenance"]["class_map"] != plain["provenance"]["class_map"]
+    assert plain["provenance"]["backbone_class"] == "canonical-1/f32/f32"
+    assert alone["provenance"]["backbone_class"] == "canonical-1/i16/f32 kv-f16"
+    assert {w["class"] for w in shared["workers"]} == {"canonical-1/i16/f32"}
+
+
 def test_ids_file_stdin_stop_and_context(tmp_path: Path) -> None:
     ids = ",".join(map(str, PROMPT["prompt_ids"]))
     assert json.loads(backbone("generate", "--ids", ids, "-n", "4", "--json").stdout)["ids"] == PROMPT["ids"][:4]
@@ -175,6 +190,11 @@ def test_seeds() -> None:
             ("generate", "a", "--backend", "numpy", "--activations", "i16"),
             "numpy computes with f32 activations only; i16 needs --backend native",
         ),
+        (
+            ("logits", "--ids", "1", "--out", "x.npy", "--backend", "numpy", "--kv-cache", "f16"),
+            "numpy keeps keys and values in f32; f16 needs --backend native",
+        ),
+        (("chat", "--kv-cache", "i16"), "--kv-cache: 'i16' is not one of f32, f16"),
         (("logits", "--ids", "1", "--out", "x.npy", "--threads", "-1"), "--threads: -1 is out of range; from 0 to"),
         (("chat", "--activations", "f16"), "--activations: 'f16' is not one of f32, i16"),
         (("generate", "a", "--system", "b"), "--system and --template belong to --chat"),

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from goldens import ARCHS, F32_BAR, GELU_TABLE_BAR, LATER, Golden, golden_params, load, renamed
+from goldens import ARCHS, F32_BAR, GELU_TABLE_BAR, LATER, Elsewhere, Golden, golden_params, load, renamed
 from shared_data import GOLDEN
 
 from archdefs import load_library
 from backbone.discovery import DEMO
 from backbone.engine import Engine, GenerateOptions
-from backbone.experts import LocalExperts
 from backbone.model import Model
 from backbone.tokenizer import load_tokenizer
-from kernels.interface import F32, I32
 from kernels.state import Taps
 
 Find = Callable[[str], Path]
@@ -48,29 +46,6 @@ def test_logits_experts_and_greedy_tokens(golden: Golden, backend: str, arch_mod
             row = engine.step(sequence, greedy[-1])
             assert np.abs(row - theirs).max() <= bar
     assert greedy == data["greedy"].tolist()
-
-
-class Elsewhere:
-    """Experts that this process has and pretends to ask others for: the program is left at each `experts`."""
-
-    is_here = False
-
-    def __init__(self, inner: LocalExperts) -> None:
-        self._inner = inner
-        self.asked: set[int] = set()
-
-    def send(self, layer: int, x: F32, ids: I32) -> F32:
-        self.asked.add(layer)
-        return self._inner.send(layer, x, ids)
-
-    def ready(self, ticket: F32) -> bool:
-        return False
-
-    def wait(self, ticket: F32) -> F32:
-        return ticket
-
-    def abandon(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("activations", ["f32", "i16"])

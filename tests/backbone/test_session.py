@@ -34,9 +34,16 @@ def test_workers_share_the_cores_out(
 def test_the_backend_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Any]()
     monkeypatch.setattr(session, "make_backend", lambda *how: asked.append(how))
-    open_backend("far", settings(threads="5", activations="i16"))
+    open_backend("far", settings(threads="5", activations="i16", kv_cache="f16"))
     open_backend("far", settings())
-    assert asked == [("far", Options(threads=5, activations="i16")), ("far", Options())]
+    assert asked == [("far", Options(threads=5, activations="i16", kv_cache="f16")), ("far", Options())]
+
+
+@pytest.mark.parametrize(("cache", "ending"), [("f32", "/f32"), ("f16", "/f32 kv-f16")])
+def test_provenance_tells_how_keys_and_values_are_kept(cache: str, ending: str) -> None:
+    with open_session(settings(workers="0", kv_cache=cache)) as opened:
+        found = opened.provenance()
+    assert found["backbone_class"] == f"canonical-1/f32{ending}"
 
 
 class NoWorkersToday(Exception):

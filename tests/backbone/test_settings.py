@@ -154,6 +154,15 @@ def test_choices_are_named(tmp_path: Path) -> None:
     assert settings(tmp_path, "", "--activations", "i16").activations == "i16"
     assert refusal(tmp_path, "", "--activations", "i8") == "--activations: 'i8' is not one of f32, i16"
     assert refusal(tmp_path, "EXPERTSWARM_ACTIVATIONS=F32").endswith("'F32' is not one of f32, i16")
+    assert settings(tmp_path, "EXPERTSWARM_KV_CACHE=f16").kv_cache == "f16"
+    assert refusal(tmp_path, "", "--kv-cache", "q8_0") == "--kv-cache: 'q8_0' is not one of f32, f16"
+
+
+def test_the_example_says_what_a_cache_of_half_the_size_costs() -> None:
+    assert (
+        "\n# dtype in which keys and values are kept: f32, or f16, which takes half the memory and is less precise"
+        " (--kv-cache)\n#EXPERTSWARM_KV_CACHE=f32\n" in example()
+    )
 
 
 def test_threads_have_a_bound(tmp_path: Path) -> None:

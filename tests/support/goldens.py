@@ -16,8 +16,9 @@ import pytest
 from shared_data import GOLDEN, SHARED
 
 from archdefs import Library, load_definition, load_library
+from backbone.experts import LocalExperts
 from backbone.model import Model, load_model
-from kernels.interface import Options
+from kernels.interface import F32, I32, Options
 from kernels.registry import make_backend
 
 ARCHS = GOLDEN / "archs"
@@ -93,6 +94,37 @@ def load(
     """A model on a backend, the reference unless another is named."""
     options = Options(threads=threads, activations=activations)
     return load_model(path, library or load_library(), make_backend(backend, options))
+
+
+def relative_l2(ours: F32, theirs: F32) -> float:
+    """How far apart logits are, as a part of them."""
+    return float(np.linalg.norm(ours.astype(np.float64) - theirs) / np.linalg.norm(theirs.astype(np.float64)))
+
+
+class Elsewhere:
+    """Experts that this process has and pretends to ask others for: the program is left at each `experts`."""
+
+    is_here = False
+
+    def __init__(self, inner: LocalExperts) -> None:
+        self._inner = inner
+        self.asked: set[int] = set()
+
+    def send(self, layer: int, x: F32, ids: I32) -> F32:
+        """Computes at once."""
+        self.asked.add(layer)
+        return self._inner.send(layer, x, ids)
+
+    def ready(self, ticket: F32) -> bool:
+        """Never."""
+        return False
+
+    def wait(self, ticket: F32) -> F32:
+        """The rows."""
+        return ticket
+
+    def abandon(self) -> None:
+        """There is nothing to forget."""
 
 
 def renamed(path: Path, name: str, folder: Path) -> tuple[Path, Library]:

@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.cores import usable_cores
 from kernels.native import build, structs
 
 DRIVER = Path(__file__).parents[1] / "kernels" / "native" / "driver.c"
@@ -29,7 +31,23 @@ TIMEOUT_S = 200
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 PLAIN = ("-DLANES_PLAIN",)
+AVX2_CPU = ("avx2", "fma", "f16c")
 AVX512_CPU = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a compiler made."""
+
+    program: Path
+    library: Path  #: not there for a build that is foreign
+    warnings: str
+
+    def load(self) -> ctypes.CDLL:
+        """The kernels as Python has them."""
+        library = ctypes.CDLL(str(self.library))
+        structs.declare(library)
+        return library
 
 
 @dataclass(frozen=True)
@@ -73,21 +91,28 @@ class Build:
         """The compiler's command."""
         return [CROSS if self.is_foreign else self.compiler]
 
-    def make(self, folder: Path) -> tuple[Path, str]:
-        """The driver's program and what the compiler said. RuntimeError when it does not compile."""
+    def make(self, folder: Path) -> Made:
+        """The driver with the kernels in it, as a program and, where this machine runs it, as a library.
+
+        RuntimeError when it does not compile.
+        """
         out = folder / self.name.replace(" ", "-")
-        flags = [flag for flag in build.FLAGS if flag != "-shared"] + (["-static"] if self.is_foreign else [])
-        command = [*self.command(), *flags, *self.flags, *WARNINGS, f"-I{build.SOURCES}", str(DRIVER), "-o", str(out)]
-        done = subprocess.run([*command, "-lm"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        code, program, library = (out.with_suffix(ending) for ending in (".o", ".bin", ".so"))
+        flags = [flag for flag in build.FLAGS if flag != "-shared"]
+        warnings = self._call(*flags, *self.flags, *WARNINGS, f"-I{build.SOURCES}", "-c", str(DRIVER), "-o", str(code))
+        static = ("-static",) if self.is_foreign else ()
+        self._call(*static, "-pthread", str(code), "-o", str(program), "-lm")
+        if not self.is_foreign:
+            self._call("-shared", "-pthread", str(code), "-o", str(library), "-lm")
+        return Made(program, library, warnings)
+
+    def _call(self, *args: str) -> str:
+        """Run the compiler; what it said."""
+        command = [*self.command(), *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:
             raise RuntimeError(f"{self.name} does not compile:\n{done.stderr[:4000]}")
-        return out, done.stderr
-
-    def library(self, folder: Path) -> ctypes.CDLL:
-        """The kernels as Python loads them. Only what this machine can run itself."""
-        library = ctypes.CDLL(str(build.built(self.command(), (*build.FLAGS, *self.flags), folder)))
-        structs.declare(library)
-        return library
+        return done.stderr
 
     def run(self, program: Path, threads: int = 1) -> subprocess.CompletedProcess[str]:
         """What the driver prints."""
@@ -112,22 +137,36 @@ def qemu() -> str | None:
     return shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
+#: Each kind of registers by each compiler, optimised more or less: the flags that users' builds have where it matters most.
 BUILDS = [
-    build_
-    for compiler in ("gcc", "clang")
-    for build_ in (
-        Build(f"{compiler} avx512", "avx512", compiler, AVX512, cpu=AVX512_CPU),
-        Build(f"{compiler} avx2", "avx2", compiler, AVX2, cpu=("avx2", "fma", "f16c")),
-        Build(f"{compiler} plain", "plain", compiler, PLAIN),
-        Build(f"{compiler} plain -O1", "plain", compiler, (*PLAIN, "-O1")),
-    )
-]
-BUILDS += [
     Build("gcc avx512 vnni", "avx512", "gcc", (*AVX512, "-mavx512vnni"), cpu=(*AVX512_CPU, "avx512_vnni")),
-    Build("aarch64 neon", "neon", "gcc", ("-march=armv8-a",), "aarch64", emulated="cortex-a57"),
+    Build("gcc avx512 -O2", "avx512", "gcc", (*AVX512, "-O2"), cpu=AVX512_CPU),
+    Build("gcc avx2", "avx2", "gcc", AVX2, cpu=AVX2_CPU),
+    Build("gcc plain -O2", "plain", "gcc", (*PLAIN, "-O2")),
+    Build("clang avx512", "avx512", "clang", AVX512, cpu=AVX512_CPU),
+    Build("clang avx2 -O1", "avx2", "clang", (*AVX2, "-O1"), cpu=AVX2_CPU),
+    Build("clang plain -O1", "plain", "clang", (*PLAIN, "-O1")),
     Build("aarch64 neon dotprod", "neon", "gcc", ("-march=armv8.2-a+dotprod",), "aarch64", cpu=("asimddp",)),
-    Build("aarch64 plain", "plain", "gcc", PLAIN, "aarch64", emulated="cortex-a57"),
+    Build("aarch64 neon -O1", "neon", "gcc", ("-march=armv8-a", "-O1"), "aarch64", emulated="cortex-a57"),
 ]
+if machine() == "aarch64":  # emulated it would cost seconds, and show nothing that the others do not
+    BUILDS.append(Build("aarch64 plain", "plain", "gcc", PLAIN, "aarch64"))
+
+
+class Workshop:
+    """Makes builds side by side, in a folder of its own, and then runs what tests ask for."""
+
+    def __init__(self, folder: Path, wanted: Iterable[Build]) -> None:
+        self.pool = ThreadPoolExecutor(max(2, usable_cores()))
+        self._made = {b.name: self.pool.submit(b.make, folder) for b in wanted if b.lacks() is None}
+
+    def __getitem__(self, build_: Build) -> Future[Made]:
+        """What came of a build that is not lacking."""
+        return self._made[build_.name]
+
+    def close(self) -> None:
+        """Make nothing more."""
+        self.pool.shutdown(cancel_futures=True)
 
 
 def digests(text: str) -> dict[str, str]:
@@ -146,9 +185,9 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str], shown: in
 
 def main() -> None:
     """Print the digests of plain C, with the first compiler that is there."""
-    plain = next(b for b in BUILDS if b.flags == PLAIN and b.lacks() is None)
+    plain = next(b for b in BUILDS if b.variant == "plain" and b.lacks() is None)
     with tempfile.TemporaryDirectory() as folder:
-        done = plain.run(plain.make(Path(folder))[0])
+        done = plain.run(plain.make(Path(folder)).program)
     print(done.stderr, end="", file=sys.stderr)
     if done.returncode == 0:
         print(done.stdout, end="")

@@ -23,7 +23,7 @@ from kernels.backends.native_cpu import NativeBackend
 from kernels.formats import FORMATS, GGMLType
 from kernels.interface import DenseBackend, Operation, Options, Program
 from kernels.matrix import Matrix
-from kernels.native import build, structs
+from kernels.native import build
 from kernels.state import Rows, Sequence
 
 F32 = NDArray[np.float32]
@@ -52,27 +52,6 @@ QUANTISED = [t for t in GGMLType if t not in (GGMLType.F32, GGMLType.F16, GGMLTy
 def native(threads: int = 1, activations: str = "f32") -> NativeBackend:
     """The backend with so many threads; one for all tests."""
     return NativeBackend(Options(threads=threads, activations=activations))
-
-
-#: Less than this CPU can do, by the name of what comes out, with the flags that make it.
-VARIANTS = {"plain": ("-O1", "-DLANES_PLAIN"), "avx2": ("-O1", "-mno-avx512f")}
-
-
-def absent_variant(name: str) -> str | None:
-    """Why a variant would be nothing new here; None where it can be built."""
-    own = native().variant
-    is_less = own == "avx512" if name == "avx2" else own != "plain"
-    return None if is_less else f"this machine's own variant is {own}"
-
-
-@functools.cache
-def native_variant(name: str, threads: int = 1, activations: str = "f32") -> NativeBackend:
-    """The backend as this CPU could have it if it could less."""
-    flags = (*build.FLAGS, *build.cpu_flags(), *VARIANTS[name])
-    path = build.built(build.compilers(os.environ)[0], flags, build.cache_folder(os.environ))
-    library = ctypes.CDLL(str(path))
-    structs.declare(library)
-    return NativeBackend(Options(threads=threads, activations=activations), library)
 
 
 def f32_matrix(values: F32) -> Matrix:

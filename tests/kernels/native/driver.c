@@ -6,6 +6,8 @@
 #include "inputs.h"
 #include "spec.h"
 
+#define I16_BAR 5e-5 // of a relative L2 distance to the F32 class
+
 static pool *threads;
 static void go(const step *steps, int count, run *r) {
   if (swarm_run(threads, steps, count, r, 0)) {
@@ -64,8 +66,11 @@ static void product_case(int type, const char *word, int rows, int k, const int 
     step s = {.op = MATMUL, .in = {0, -1, -1}, .out = 1, .width = k, .out_width = rows, .m = m};
     go(&s, 1, &(run){.rows = n, .slots = slots});
     say(name, out, (int64_t)n * rows);
-    if (first) must(name, "the widest product", out, first, (int64_t)n * rows);
-    else first = out; // the widest comes first
+    if (first) {
+      must(name, "the widest product", out, first, (int64_t)n * rows);
+      continue;
+    }
+    first = out; // the widest comes first, and is held to the specification
     for (int c = 0; c < n; c += n > 9 ? 37 : 4) {
       for (int r = 0; r < rows; r++) want[r] = spec_dot(w + (ptrdiff_t)r * filled(k), x + (ptrdiff_t)c * k, k);
       must(name, "the specification", out + (ptrdiff_t)c * rows, want, rows);
@@ -190,9 +195,11 @@ typedef struct {
   attention t;
   int before[2], rows[2]; // of two sequences: what is cached, and the rows of this run
 } attention_setting;
-static void attention_case(const attention_setting *setting) {
+static void *cache_room(int64_t n, int is_half) { return room((is_half ? 2 : 4) * (size_t)n); }
+static void attention_case(const attention_setting *setting, int is_half) {
   attention t = setting->t;
-  name_case("attention %s", setting->word);
+  t.is_half = is_half;
+  name_case("attention %s%s", is_half ? "f16 " : "", setting->word);
   if (t.sinks) t.sinks = random_floats(t.heads, -2, 3);
   int widths[] = {t.kv_heads * t.width, t.kv_heads * t.value_width}, rows = setting->rows[0] + setting->rows[1];
   cache caches[2];
@@ -204,9 +211,11 @@ static void attention_case(const attention_setting *setting) {
     int32_t *sequence = room(sizeof(int32_t) * (size_t)(all + 1));
     for (int p = 0; p < all; p++) positions[p] = p, sequence[p] = i;
     for (int part = 0; part < 2; part++) kept[i][part] = random_floats((int64_t)all * widths[part], -4, 1);
-    caches[i] = (cache){floats((int64_t)t.kv_heads * all * filled(t.width)), floats((int64_t)t.kv_heads * all * filled(t.value_width)), all};
-    step s = {.op = APPEND, .in = {0, 1, -1}, .out = -1, .n = {t.kv_heads, t.width, t.value_width}};
+    caches[i] = (cache){cache_room((int64_t)t.kv_heads * all * filled(t.width), is_half), cache_room((int64_t)t.kv_heads * all * filled(t.value_width), is_half), all};
+    step s = {.op = APPEND, .in = {0, 1, -1}, .out = -1, .n = {t.kv_heads, t.width, t.value_width, is_half}};
     go(&s, 1, &(run){.rows = all, .positions = positions, .sequence = sequence, .caches = table, .slots = kept[i]});
+    for (int part = 0; part < 2 && is_half; part++) // what the specification sees of them
+      for (int64_t j = 0; j < (int64_t)all * widths[part]; j++) kept[i][part][j] = half(spec_half(kept[i][part][j]));
   }
   float *q = random_floats((int64_t)rows * t.heads * t.width, -2, 2), *out = floats((int64_t)rows * t.heads * t.value_width), *one = floats(t.heads * t.value_width);
   int64_t *positions = room(sizeof(int64_t) * (size_t)rows), most = 0;
@@ -237,7 +246,37 @@ static void attention_case(const attention_setting *setting) {
   }
   let_go();
 }
-static void attentions(void) {
+// Keys and values of every size, and all that lies between two F16 and beside it
+static void keep_half_case(int width) {
+  name_case("kept in f16, heads of %d", width);
+  enum { BETWEEN = 3 * 0x7C00 };
+  int rows = (SWEEP + BETWEEN) / (2 * width), n = 2 * rows * width;
+  float *x = floats(SWEEP + BETWEEN);
+  sweep_values(x, 0);
+  for (int h = 0; h < 0x7C00; h++) // from h to h + 1, which for the last one would be 65536
+    for (int i = 0; i < 3; i++) {
+      float middle = h == 0x7BFF ? 65520.0f : 0.5f * half((uint16_t)h) + 0.5f * half((uint16_t)(h + 1));
+      x[SWEEP + 3 * h + i] = bits_to_float((float_to_bits(middle) + (uint32_t)i - (middle > 0)) | (uint32_t)(h & 1) << 31);
+    }
+  int64_t *positions = room(sizeof(int64_t) * (size_t)rows);
+  int32_t *sequence = room(sizeof(int32_t) * (size_t)rows);
+  for (int i = 0; i < rows; i++) positions[i] = i, sequence[i] = 0;
+  cache c = {cache_room((int64_t)rows * filled(width), 1), cache_room((int64_t)rows * filled(width), 1), rows};
+  step s = {.op = APPEND, .in = {0, 1, -1}, .out = -1, .n = {1, width, width, 1}};
+  go(&s, 1, &(run){.rows = rows, .positions = positions, .sequence = sequence, .caches = (const cache *[]){&c}, .slots = (float *[]){x, x + rows * width}});
+  float *got = floats(2 * (int64_t)rows * filled(width)), *want = floats(2 * (int64_t)rows * filled(width));
+  for (int i = 0, at = 0; i < n; i += width) // the bits as they are, but of what is no number
+    for (int j = 0; j < filled(width); j++, at++) {
+      uint16_t kept = ((const uint16_t *)(i < n / 2 ? c.keys : c.values))[i % (n / 2) / width * filled(width) + j];
+      got[at] = (kept & 0x7FFF) > 0x7C00 ? NAN : (float)kept;
+      uint16_t right = j < width ? spec_half(x[i + j]) : 0;
+      want[at] = (right & 0x7FFF) > 0x7C00 ? NAN : (float)right;
+    }
+  say_any(case_name, got, 2 * (int64_t)rows * filled(width));
+  must(case_name, "the specification", got, want, 2 * (int64_t)rows * filled(width));
+  let_go();
+}
+static void attentions(int is_half) {
   static const float some;
   static const attention_setting each[] = {
       {"prefill", {4, 2, 64, 64, 0, 0.125f, 0, 0, 0}, {0, 0}, {40, 1}},
@@ -253,10 +292,11 @@ static void attentions(void) {
       {"wide groups", {16, 1, 32, 96, 0, 0.2f, 0, 0, 0}, {100, 3}, {4, 2}},
       {"very wide groups", {70, 1, 32, 16, 20, 0.2f, 0, &some, 0}, {60, 0}, {3, 2}},
   };
-  for (size_t i = 0; i < sizeof each / sizeof *each; i++) attention_case(each + i);
+  for (size_t i = 0; i < sizeof each / sizeof *each; i++) attention_case(each + i, is_half);
 }
 
 #include "driver_experts.h"
+#include "driver_i16.h"
 
 int main(int count, char **words) {
   setvbuf(stdout, 0, _IOLBF, BUFSIZ); // if it crashes, the last line tells where
@@ -286,9 +326,15 @@ int main(int count, char **words) {
   choice_case(8, 2, 0);
   choice_case(128, 8, 1);
   choice_case(60, 60, 0);
-  attentions();
-  experts();
-  models();
+  attentions(0);
+  experts(0);
+  models(0, 0);
+  keep_half_case(512);
+  keep_half_case(45);
+  attentions(1);
+  integers();
+  experts(1);
+  models(1, 1);
   swarm_pool_free(threads);
   return failures != 0;
 }

@@ -165,3 +165,15 @@ static void must(const char *name, const char *what, const float *got, const flo
       return;
     }
 }
+// A case's results are about right: their relative L2 distance from what they should be about is at most `bar`
+static double apart, whole;
+static void about(const float *got, const float *want, int64_t n) {
+  for (int64_t i = 0; i < n; i++) apart += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]), whole += (double)want[i] * (double)want[i];
+}
+static void must_be_near(const char *name, double bar) {
+  if (!(apart <= bar * bar * whole)) {
+    fprintf(stderr, "%s: a relative L2 distance of %.3g\n", name, sqrt(apart / whole));
+    failures++;
+  }
+  apart = whole = 0;
+}

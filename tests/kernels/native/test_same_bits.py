@@ -5,15 +5,12 @@ The driver's digests are compared with committed ones; the driver itself holds r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from native_builds import BUILDS, EXPECTED, Build, differences, digests
-
-from kernels.cores import usable_cores
+from native_builds import BUILDS, EXPECTED, Build, Made, Workshop, differences, digests
 
 
 @dataclass(frozen=True)
@@ -27,25 +24,21 @@ class Answer:
     by_threads: dict[str, str]  #: digests from three threads, where they were asked for
 
 
-def answer(build: Build, folder: Path) -> Answer:
-    program, warnings = build.make(folder)
+def answer(build: Build, made: Future[Made]) -> Answer:
+    program = made.result().program
     done = build.run(program)
     threads = done if build.variant == "plain" or build.is_foreign else build.run(program, threads=3)
-    return Answer(warnings, done.returncode, digests(done.stdout), done.stderr, digests(threads.stdout))
+    return Answer(made.result().warnings, done.returncode, digests(done.stdout), done.stderr, digests(threads.stdout))
 
 
 @pytest.fixture(scope="module")
-def answers(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Answer]]]:
-    """Every build that a selected test asks for, made and run side by side."""
-    folder = tmp_path_factory.mktemp("driver")
+def answers(request: pytest.FixtureRequest, workshop: Workshop) -> dict[str, Future[Answer]]:
+    """Those of every build that a selected test asks for; they run side by side."""
     items = [i for i in request.session.items if isinstance(i, pytest.Function) and i.path == Path(__file__)]
     wanted = {i.callspec.id for i in items if "build" in i.fixturenames}
     made = [b for b in BUILDS if b.name in wanted and b.lacks() is None]
     made.sort(key=lambda b: not b.is_foreign)  # the emulated ones take longest: first
-    with ThreadPoolExecutor(max(2, usable_cores())) as pool:
-        yield {b.name: pool.submit(answer, b, folder) for b in made}
+    return {b.name: workshop.pool.submit(answer, b, workshop[b]) for b in made}
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda b: b.name)
@@ -72,6 +65,6 @@ def test_a_difference_is_told() -> None:
 
 def test_what_is_required_is_not_skipped() -> None:
     by_name = {b.name: b for b in BUILDS}
-    assert by_name["aarch64 neon"].is_required({"TESTS_REQUIRE": "gcc aarch64"})
-    assert not by_name["aarch64 neon"].is_required({"TESTS_REQUIRE": "gcc clang"})
-    assert not by_name["clang plain"].is_required({})
+    assert by_name["aarch64 neon dotprod"].is_required({"TESTS_REQUIRE": "gcc aarch64"})
+    assert not by_name["aarch64 neon dotprod"].is_required({"TESTS_REQUIRE": "gcc clang"})
+    assert not by_name["clang plain -O1"].is_required({})

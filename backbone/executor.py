@@ -99,7 +99,8 @@ class Executor:
                 is_boundary = stop.kind in ("experts", "collect")
                 if (experts.is_here and is_boundary) or (rows.taps is None and not is_boundary):
                     continue
-                _run(run, at, stop.at, more=True)
+                # Whoever waits for experts waits longer than a thread may spin, and keeps no core from them.
+                _run(run, at, stop.at, more=not is_boundary)
                 at = stop.at
                 if stop.kind == "experts":
                     if clock is not None:

@@ -20,7 +20,7 @@ from kernels.combine import is_finite
 from kernels.interface import F32, I32, NumericClass
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
-from protocol.frames import DType, Tensor, decode_to_backbone
+from protocol.frames import DType, Tensor, decode_to_backbone, encode
 from protocol.messages import Drain, Rows, Run
 from protocol.schema import one_line
 
@@ -285,10 +285,12 @@ class Swarm:
     # ---- actions
 
     def _act(self, actions: Sequence[Action]) -> None:
+        # All calls are put together before the first is sent: workers on this machine then start side by side.
+        ready = [self._put_together(action.call) for action in actions if isinstance(action, Send)]
+        for call, frames, is_small in ready:
+            self._send_call(call, frames, copy=is_small)
         for action in actions:
-            if isinstance(action, Send):
-                self._send_call(action.call)
-            elif isinstance(action, ComputeLocally):
+            if isinstance(action, ComputeLocally):
                 if action.ticket in self._open:
                     self._open[action.ticket].todo += action.experts
                     self.local_calls += 1
@@ -300,13 +302,16 @@ class Swarm:
                 self._roster.dropped += 1
                 log.debug("worker %s: dropped %s", action.worker, action.reason)
 
-    def _send_call(self, call: Call) -> None:
+    def _put_together(self, call: Call) -> tuple[Call, list[Any], bool]:
+        """A call with its message, and whether a copy of that costs less than keeping it."""
         x, pairs = self._open[call.ticket].batch.request(call.experts)
         tensors = [Tensor(DType.F32, x.shape, x), Tensor(DType.I32, pairs.shape, pairs)]
         run = Run(call.seq, call.epoch, call.layer)
-        sent = self._joining.send(
-            self._roster.named(call.worker).calls_route, run, tensors, copy=x.nbytes < COPY_BELOW_BYTES
-        )
+        return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES
+
+    def _send_call(self, call: Call, frames: list[Any], *, copy: bool) -> None:
+        route = self._roster.named(call.worker).calls_route
+        sent = Sent.GONE if route is None else self._gate.send(route, frames, copy=copy)
         if sent is Sent.FULL:
             log.warning("worker %s is stalled: it takes no more messages", call.worker)
             self._act(self._dispatcher.unsent(call.seq))

@@ -4,7 +4,8 @@
 // sum); group g of four goes to lane g mod 16 by FMA with the rounded product of the two scales; lanes are added in the tree
 // + 8, + 4, + 2, + 1. Minima go the same way in lanes of their own, added last: those of Q4_1 and Q5_1 against the sums of
 // four activations, those of Q4_K and Q5_K against a block's (block b to lane b mod 8), those of Q2_K against sums of
-// sixteen (lane c mod 16). A row that does not fill its last 64 values is filled up with zeros. One row uses integers, where
+// sixteen (lane c mod 16). A block's scale is its largest magnitude / 32512 (0 below 1e-30, no number where that is not finite),
+// an activation x times 1 / scale, rounded to the nearest, ties to even. A row that does not fill its last 64 values is filled up with zeros. One row uses integers, where
 // the CPU has instructions for it; several rows use F32, in which every sum of four is just as exact.
 #pragma once
 #include "products.h"

@@ -26,10 +26,16 @@ class Clock:
         """What comes next begins now; the time since the last lap is charged to no part by this clock."""
         self._mark_ns = perf_counter_ns()
 
-    def lap(self, part: str) -> None:
-        """Charge the time since the last mark or lap to a part, and begin the next one. KeyError for no part."""
+    def lap(self, part: str, *, less: int = 0, into: str = "experts") -> None:
+        """Charge the time since the last mark or lap to a part, and begin the next one. KeyError for no part.
+
+        Of it `less` nanoseconds, or all where it was less, go to the part `into`.
+        """
         now = perf_counter_ns()
-        self.ns[part] += now - self._mark_ns
+        spent = now - self._mark_ns
+        less = min(less, spent)
+        self.ns[part] += spent - less
+        self.ns[into] += less
         self._mark_ns = now
 
     def add(self, part: str, nanoseconds: int) -> None:

@@ -117,7 +117,7 @@ class Executor:
                         clock.mark()
                     came = experts.wait(ticket)
                     if clock is not None:
-                        clock.lap("wire")
+                        clock.lap("wire", less=experts.busiest_ns, into="experts")
                     run.put(stop.slots[0], _merged(came, weights, stop.layer))
                     if clock is not None:
                         clock.lap("combine")

@@ -67,6 +67,7 @@ class _Open:
     batch: Batch
     todo: deque[int] = field(default_factory=deque)
     is_complete: bool = False
+    busiest_ns: int = 0
 
 
 class Swarm:
@@ -95,6 +96,7 @@ class Swarm:
         self._roster = Roster()
         self._open: dict[int, _Open] = {}
         self._ticket = 0
+        self.busiest_ns = 0
         self.local_calls = 0  #: calls computed here because no worker did
         self._gate = Gate("tcp://127.0.0.1:*")
         numeric = model.numeric_class
@@ -149,6 +151,7 @@ class Swarm:
             else:
                 self._pump(PATIENCE_MS)
         del self._open[ticket]
+        self.busiest_ns = held.busiest_ns
         return held.batch.out
 
     def abandon(self) -> None:
@@ -276,7 +279,9 @@ class Swarm:
         )
         if actions and isinstance(actions[0], Fill):
             call = actions[0].call
-            self._open[call.ticket].batch.fill(call.experts, rows.reshape(tensor.shape))
+            held = self._open[call.ticket]
+            held.batch.fill(call.experts, rows.reshape(tensor.shape))
+            held.busiest_ns = max(held.busiest_ns, message.compute_ns)
             peer.report.calls += 1
             peer.report.rows += call.pairs
             peer.report.seconds += message.compute_ns / 1e9

@@ -61,3 +61,12 @@ def test_a_part_that_is_none_is_refused() -> None:
     for charge in (lambda c: c.lap("lunch"), lambda c: c.add("lunch", 1)):
         with pytest.raises(KeyError):
             charge(Clock())
+
+
+def test_a_part_of_a_lap_goes_elsewhere_but_never_more_than_went_by(time: Time) -> None:
+    found = Clock()
+    time.now += 10
+    found.lap("wire", less=4)
+    time.now += 3
+    found.lap("wire", less=1 << 60)
+    assert (found.ns["wire"], found.ns["experts"]) == (6, 7)

@@ -105,6 +105,7 @@ class Elsewhere:
     """Experts that this process has and pretends to ask others for: the program is left at each `experts`."""
 
     is_here = False
+    busiest_ns = 0
 
     def __init__(self, inner: LocalExperts) -> None:
         self._inner = inner

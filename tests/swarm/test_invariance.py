@@ -194,6 +194,7 @@ class Noted:
     """An expert source that notes when it is asked and when it is waited for."""
 
     is_here = False
+    busiest_ns = 0
 
     def __init__(self, inner: Swarm, log: list[str]) -> None:
         self._inner, self._log = inner, log

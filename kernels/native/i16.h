@@ -320,6 +320,8 @@ static void i16_blocks(const float *w, int stride, int rows, int kind, const qua
 #if I16_X > 2
     CASE(3)
     CASE(4)
+#endif
+#if I16_X > 4
     CASE(5)
     CASE(6)
 #endif

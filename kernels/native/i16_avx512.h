@@ -172,8 +172,8 @@ INLINE void store_pairs(__m512i bytes, int bias, float *out) {
 FOR_EACH_QUANT(X)
 #undef X
 
-#define I16_ROWS 2
-#define I16_X 6
+#define I16_ROWS 4 // a tile has room for four rows from any multiple of four on: what is there beside its rows is not used
+#define I16_X 4
 
 // acc[r][c]: lanes of the products; low[r][c]: those of the minima, sixteen or, with -0 behind them, eight
 INLINE void i16_lanes(const float *w, int stride, const quantised *x, int n, int k, V acc[I16_ROWS][I16_X]) {
@@ -226,19 +226,18 @@ INLINE void i16_minima(const float *w, int stride, int kind, const quantised *x,
 }
 INLINE void i16_block(const float *w, int stride, int rows, int kind, const quantised *x, int n, int k, float *const *out) {
   V acc[I16_ROWS][I16_X], low[I16_ROWS][I16_X] = {{v_all(0)}};
-  int full = chunked(k), apart = rows > 1 ? stride : 0;
+  int full = chunked(k), apart = stride;
   i16_lanes(w, apart, x, n, full, acc);
   switch (kind) {
   case OF_FOUR: i16_minima(w, apart, OF_FOUR, x, n, full, low); break;
   case OF_32: i16_minima(w, apart, OF_32, x, n, full, low); break;
   case OF_16: i16_minima(w, apart, OF_16, x, n, full, low); break;
   }
-  for (int c = 0; c < n; c += 2) { // two rows of weights by two of activations make four trees
-    int d = c + 1 < n ? c + 1 : c;
-    float sum[4];
-    __m128 t = v_trees4(acc[0][c], acc[1][c], acc[0][d], acc[1][d]);
-    if (kind != NONE) t = _mm_add_ps(t, v_trees4(low[0][c], low[1][c], low[0][d], low[1][d]));
+  for (int c = 0; c < n; c++) {
+    float sum[I16_ROWS];
+    __m128 t = v_trees4(acc[0][c], acc[1][c], acc[2][c], acc[3][c]);
+    if (kind != NONE) t = _mm_add_ps(t, v_trees4(low[0][c], low[1][c], low[2][c], low[3][c]));
     _mm_storeu_ps(sum, t);
-    for (int r = 0; r < rows; r++) out[c][r] = sum[r], out[d][r] = sum[2 + r];
+    memcpy(out[c], sum, sizeof(float) * (size_t)rows);
   }
 }

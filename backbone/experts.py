@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kernels.combine import pairs_of
 from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights
 
 Ticket = Any  #: what `send` gives and `wait` takes
@@ -57,17 +58,11 @@ class LocalExperts:
 
     def rows(self, layer: int, expert: int, x: F32) -> F32:
         """Unweighted rows [n, D] of one expert for x [n, D]."""
-        pairs = np.empty((len(x), 2), np.int32)
-        pairs[:, 0] = np.arange(len(x))
-        pairs[:, 1] = expert
-        return self.bank(layer).rows(x, pairs)
+        return self.bank(layer).rows(x, pairs_of(np.full((len(x), 1), expert, np.int32)))
 
     def send(self, layer: int, x: F32, ids: I32) -> F32:
         """Computes at once: there is nobody else to do it."""
-        pairs = np.empty((ids.size, 2), np.int32)
-        pairs[:, 0] = np.repeat(np.arange(len(x), dtype=np.int32), ids.shape[1])
-        pairs[:, 1] = ids.reshape(-1)
-        return self.bank(layer).rows(x, pairs).reshape(*ids.shape, -1)
+        return self.bank(layer).rows(x, pairs_of(ids)).reshape(*ids.shape, -1)
 
     def ready(self, ticket: F32) -> bool:
         """Always: the rows are there when `send` returns."""

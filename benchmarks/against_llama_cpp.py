@@ -226,7 +226,7 @@ def _wait_for(server: subprocess.Popen[bytes], path: Path, port: int) -> None:
         except OSError:
             if time.monotonic() > end:
                 raise CannotCompare(f"{path} does not listen after {START_SECONDS:.0f} s") from None
-            time.sleep(0.05)
+            time.sleep(0.05)  # another program's start: there is nothing to wait on but to ask again
         else:
             return
 

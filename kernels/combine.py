@@ -8,6 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+def pairs_of(ids: I32) -> I32:
+    """What chosen experts ids [T, k] ask for: pairs [T * k, 2] of (row, expert), row by row."""
+    pairs = np.empty((ids.size, 2), np.int32)
+    pairs[:, 0] = np.repeat(np.arange(len(ids), dtype=np.int32), ids.shape[1])
+    pairs[:, 1] = ids.reshape(-1)
+    return pairs
 
 
 def combine(rows: F32, weights: F32) -> F32:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import reference
-from .combine import combine
+from .combine import combine, is_finite, pairs_of
 from .errors import NotFinite
 from .interface import F32, Operation
 from .parts import parts
@@ -49,11 +49,8 @@ def _bound(operation: Operation, part: int) -> _Bound:
 
 def _experts(operation: Operation, x: F32, chosen: Chosen) -> F32:
     """The chosen experts' rows, computed here and merged."""
-    pairs = np.empty((chosen.ids.size, 2), np.int32)
-    pairs[:, 0] = np.repeat(np.arange(len(x), dtype=np.int32), chosen.ids.shape[1])
-    pairs[:, 1] = chosen.ids.reshape(-1)
-    rows = operation.constants["bank"]().rows(x, pairs)
-    if not np.isfinite(rows).all():
+    rows = operation.constants["bank"]().rows(x, pairs_of(chosen.ids))
+    if not is_finite(rows):
         raise NotFinite(operation.layer)
     return combine(rows.reshape(*chosen.ids.shape, -1), chosen.weights)
 

@@ -1,7 +1,8 @@
 """The compiled kernels: built once for this machine's CPU, kept in a cache folder, loaded.
 
-The cache key is the sha256 of the sources, the compiler, its flags and the CPU's features, so that a
-home folder shared by several machines holds a library for each. One process builds, the others wait at a lock.
+A library's name holds the sha256 of the sources with the CPU's features, so that a home folder shared by several
+machines has one for each, and that of the compiler with its flags. One process builds, the others wait at a lock. Where
+no compiler is left, a library that one made before goes on serving.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -23,6 +25,8 @@ from pathlib import Path
 
 from ..errors import BackendUnavailable
 from . import structs
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 MAIN = "program.c"
@@ -78,25 +82,48 @@ class CacheUnavailable(BackendUnavailable):
 
 def load(environ: Mapping[str, str] = os.environ) -> ctypes.CDLL:
     """The library for this machine, compiled if need be. BackendUnavailable says what is missing and how to get it."""
-    problems = list[str]()
+    problems, folder = list[str](), cache_folder(environ)
     for command in compilers(environ):
         try:
-            library = ctypes.CDLL(str(built(command, (*FLAGS, *cpu_flags()), cache_folder(environ))))
+            library = ctypes.CDLL(str(built(command, (*FLAGS, *cpu_flags()), folder)))
         except CacheUnavailable as error:
             raise BackendUnavailable(f"native: {error}") from None
         except (BackendUnavailable, OSError) as error:
             problems.append(str(error))
             continue
         structs.declare(library)
+        for problem in problems:
+            log.warning("native: %s; %s was taken", problem, shlex.join(command))
         return library
+    if (made_before := _made_before(folder)) is not None:
+        return made_before
     why = "; ".join(problems) if problems else "there is no C compiler"
     raise BackendUnavailable(f"native: {why}; {INSTALL}")
 
 
+def _made_before(folder: Path) -> ctypes.CDLL | None:
+    """A library of these sources for this CPU that a compiler made which is gone, where there is one."""
+    _refuse_open_door(folder)
+    for path in sorted(folder.glob(f"{_source_key()}-*.so")):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(str(path))
+            structs.declare(library)
+            return library
+    return None
+
+
+def _source_key() -> str:
+    return _digest("\n".join((sources_sha256(), cpu_features(), platform.machine())))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def built(command: Sequence[str], flags: Sequence[str], folder: Path) -> Path:
     """The library that a compiler makes, from the cache where it is there. BackendUnavailable when it fails."""
-    key = "\n".join((sources_sha256(), *command, _identity(command), *flags, cpu_features(), platform.machine()))
-    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    made_by = _digest("\n".join((*command, _identity(command), *flags)))
+    path = folder / f"{_source_key()}-{made_by}.so"
     _refuse_open_door(folder)
     if path.is_file():
         return path

@@ -22,10 +22,10 @@ typedef struct {
   int32_t x_stride, pair_count, group_count, chunk;
   const int32_t *row_of, *expert_of; // of each pair, `step` apart
   int32_t step;
-  int32_t *order, *starts, *members; // pairs by expert; where a group starts in `order`; its expert
+  int32_t *order, *starts, *members;     // pairs by expert; where a group starts in `order`; its expert
   float *x_quantised, *hidden_quantised; // of each row of x and of each pair in the i16 class; else 0
-  float *hidden;                     // [pairs][hidden_stride]
-  float *rows;                       // [pairs][outputs]
+  float *hidden;                         // [pairs][hidden_stride]
+  float *rows;                           // [pairs][outputs]
 } call;
 
 INLINE int hidden_stride(const bank *b) { return filled(b->hidden); }
@@ -60,7 +60,8 @@ static void group(call *c) { // counting sort: order, starts and members have ro
 INLINE int chunks(int rows, int chunk) { return (rows + chunk - 1) / chunk; }
 static size_t expert_scratch(const bank *b) {
   int widest = b->inputs > b->hidden ? b->inputs : b->hidden;
-  return tile_floats(widest) + (size_t)(4 * TILE_ROWS) * MOST_COLUMNS + (size_t)MOST_COLUMNS * (size_t)filled(b->inputs);
+  return tile_floats(widest) + (size_t)(4 * TILE_ROWS) * MOST_COLUMNS +
+         (size_t)MOST_COLUMNS * (size_t)filled(b->inputs);
 }
 static void add_bias(float *x, const float *bias, int n) {
   if (bias) V_MAP2(x, x, bias, n, v_add(a, b));
@@ -130,7 +131,8 @@ static void output_item(const call *c, int item, float *space) {
       x[i] = c->hidden + (size_t)pair * (size_t)hidden_stride(b);
       out[i] = c->rows + (size_t)pair * (size_t)b->outputs;
     }
-    any_products(&e->down, from, to, x, quantised_rows(c->hidden_quantised, c->order + first, n, b->hidden, rows), n, out, space);
+    any_products(&e->down, from, to, x, quantised_rows(c->hidden_quantised, c->order + first, n, b->hidden, rows), n,
+                 out, space);
     if (e->down_bias)
       for (int i = 0; i < n; i++) add_bias(out[i] + from, e->down_bias + from, to - from);
   }

@@ -1,12 +1,28 @@
 // Quantised blocks: for each type, 32 weights of a block as whole numbers with a scale and an addend for each half.
 //
-// weight = scale * code + addend, rounded once: every product of a scale and a code is exact in F32 (at most 11 bits of an
-// F16, 7 of a sub-scale and 6 of a code), so that an FMA gives the bits of ggml's own order of multiplication.
+// weight = scale * code + addend, rounded once: every product of a scale and a code is exact in F32 (at most 11 bits of
+// an F16, 7 of a sub-scale and 6 of a code), so that an FMA gives the bits of ggml's own order of multiplication.
 #pragma once
 #include "lanes.h"
 
-enum type { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
-            IQ4_NL = 20, IQ4_XS = 23, BF16 = 30, MXFP4 = 39 };
+enum type {
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  IQ4_NL = 20,
+  IQ4_XS = 23,
+  BF16 = 30,
+  MXFP4 = 39
+};
 
 typedef struct {
   int8_t code[LANES];
@@ -14,24 +30,24 @@ typedef struct {
 } sub_block;
 
 // Types by name with the weights of a block and its bytes. Floats count as blocks of 32.
-#define FOR_EACH_QUANT(X)                                                                                                     \
-  X(Q4_0, 32, 18)                                                                                                               \
-  X(Q4_1, 32, 20)                                                                                                               \
-  X(Q5_0, 32, 22)                                                                                                               \
-  X(Q5_1, 32, 24)                                                                                                               \
-  X(Q8_0, 32, 34)                                                                                                               \
-  X(Q2_K, 256, 84)                                                                                                              \
-  X(Q3_K, 256, 110)                                                                                                             \
-  X(Q4_K, 256, 144)                                                                                                             \
-  X(Q5_K, 256, 176)                                                                                                             \
-  X(Q6_K, 256, 210)                                                                                                             \
-  X(IQ4_NL, 32, 18)                                                                                                             \
-  X(IQ4_XS, 256, 136)                                                                                                           \
+#define FOR_EACH_QUANT(X) \
+  X(Q4_0, 32, 18)         \
+  X(Q4_1, 32, 20)         \
+  X(Q5_0, 32, 22)         \
+  X(Q5_1, 32, 24)         \
+  X(Q8_0, 32, 34)         \
+  X(Q2_K, 256, 84)        \
+  X(Q3_K, 256, 110)       \
+  X(Q4_K, 256, 144)       \
+  X(Q5_K, 256, 176)       \
+  X(Q6_K, 256, 210)       \
+  X(IQ4_NL, 32, 18)       \
+  X(IQ4_XS, 256, 136)     \
   X(MXFP4, 32, 17)
-#define FOR_EACH_TYPE(X)                                                                                                      \
-  X(F32, 32, 128)                                                                                                               \
-  X(F16, 32, 64)                                                                                                                \
-  X(BF16, 32, 64)                                                                                                               \
+#define FOR_EACH_TYPE(X) \
+  X(F32, 32, 128)        \
+  X(F16, 32, 64)         \
+  X(BF16, 32, 64)        \
   FOR_EACH_QUANT(X)
 
 #define X(T, WEIGHTS, BYTES) enum { T##_weights = WEIGHTS, T##_bytes = BYTES };
@@ -43,7 +59,8 @@ INLINE void same_halves(sub_block *b, float scale, float add) {
   b->add[0] = b->add[1] = add;
 }
 // Eight bytes at a time, as a word: what is written byte by byte would have to reach memory before a register reads it.
-INLINE void put8(int8_t *to, uint64_t bytes, int less) { // bytes below 128, less a number that borrows from no neighbour
+INLINE void put8(int8_t *to, uint64_t bytes,
+                 int less) { // bytes below 128, less a number that borrows from no neighbour
   bytes = ((bytes | 0x8080808080808080u) - 0x0101010101010101u * (unsigned)less) ^ 0x8080808080808080u;
   memcpy(to, &bytes, 8);
 }
@@ -63,11 +80,9 @@ INLINE void fifth_bits(sub_block *b, uint32_t high, int less) {
     put8(b->code + 8 * i, code | bytes, less);
   }
 }
-INLINE void looked_up(sub_block *b, const uint8_t *q, const int8_t *values) {
-  pick_halves(values, q, b->code);
-}
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; // twice the E2M1 values
+static const int8_t mxfp4_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                        0, -1, -2, -3, -4, -6, -8, -12}; // twice the E2M1 values
 // 2^(e - 128): half of the E8M0 scale, since the values are doubled. The two smallest are subnormal.
 INLINE float mxfp4_scale(uint8_t e) { return bits_to_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23); }
 
@@ -104,7 +119,8 @@ INLINE void Q2_K_sub(const uint8_t *p, int sub, sub_block *b) {
   const uint8_t *q = p + 16 + sub / 4 * 32;
   for (int i = 0; i < 32; i++) b->code[i] = (int8_t)(q[i] >> (sub % 4 * 2) & 3);
   float d = half(u16_at(p + 80)), m = half(u16_at(p + 82));
-  for (int h = 0; h < 2; h++) b->scale[h] = d * (float)(p[sub * 2 + h] & 15), b->add[h] = -(m * (float)(p[sub * 2 + h] >> 4));
+  for (int h = 0; h < 2; h++)
+    b->scale[h] = d * (float)(p[sub * 2 + h] & 15), b->add[h] = -(m * (float)(p[sub * 2 + h] >> 4));
 }
 INLINE void Q3_K_sub(const uint8_t *p, int sub, sub_block *b) {
   const uint8_t *q = p + 32 + sub / 4 * 32, *s = p + 96;
@@ -115,7 +131,9 @@ INLINE void Q3_K_sub(const uint8_t *p, int sub, sub_block *b) {
     b->scale[h] = d * (float)((low | high << 4) - 32), b->add[h] = -0.0f;
   }
 }
-INLINE int k_scale(const uint8_t *s, int sub) { return sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | (s[sub - 4] >> 6) << 4; }
+INLINE int k_scale(const uint8_t *s, int sub) {
+  return sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | (s[sub - 4] >> 6) << 4;
+}
 INLINE int k_min(const uint8_t *s, int sub) { return sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | (s[sub] >> 6) << 4; }
 INLINE void Q4_K_sub(const uint8_t *p, int sub, sub_block *b) {
   const uint8_t *q = p + 16 + sub / 2 * 32;
@@ -136,7 +154,7 @@ INLINE void Q6_K_sub(const uint8_t *p, int sub, sub_block *b) {
 }
 INLINE void IQ4_NL_sub(const uint8_t *p, int sub, sub_block *b) {
   (void)sub;
-  looked_up(b, p + 2, iq4_values);
+  pick_halves(iq4_values, p + 2, b->code);
   same_halves(b, half(u16_at(p)), -0.0f);
 }
 INLINE float iq4_xs_scale(const uint8_t *p, int sub) {
@@ -144,25 +162,26 @@ INLINE float iq4_xs_scale(const uint8_t *p, int sub) {
   return half(u16_at(p)) * (float)((low | high << 4) - 32);
 }
 INLINE void IQ4_XS_sub(const uint8_t *p, int sub, sub_block *b) {
-  looked_up(b, p + 8 + sub * 16, iq4_values);
+  pick_halves(iq4_values, p + 8 + sub * 16, b->code);
   same_halves(b, iq4_xs_scale(p, sub), -0.0f);
 }
 INLINE void MXFP4_sub(const uint8_t *p, int sub, sub_block *b) {
   (void)sub;
-  looked_up(b, p + 1, mxfp4_values);
+  pick_halves(mxfp4_values, p + 1, b->code);
   same_halves(b, mxfp4_scale(p[0]), -0.0f);
 }
 
 // ---- 32 weights in registers: T_open works out what a block's sub-blocks share, T_take gives one of them
 
 INLINE void weights_of(const sub_block *b, V *w) {
-  for (int i = 0; i < NV; i++) w[i] = v_fma(v_i8(b->code + i * VL), v_all(b->scale[i * VL / 16]), v_all(b->add[i * VL / 16]));
+  for (int i = 0; i < NV; i++)
+    w[i] = v_fma(v_i8(b->code + i * VL), v_all(b->scale[i * VL / 16]), v_all(b->add[i * VL / 16]));
 }
-#define X(T, BITS, LOAD)                                                                                                      \
-  INLINE void T##_open(const uint8_t *p, float *s) { (void)p, (void)s; }                                                        \
-  INLINE void T##_take(const uint8_t *p, int sub, const float *s, V *w) {                                                       \
-    (void)sub, (void)s;                                                                                                         \
-    for (int i = 0; i < NV; i++) w[i] = LOAD(p + i * VL * BITS / 8);                                                            \
+#define X(T, BITS, LOAD)                                                  \
+  INLINE void T##_open(const uint8_t *p, float *s) { (void)p, (void)s; }  \
+  INLINE void T##_take(const uint8_t *p, int sub, const float *s, V *w) { \
+    (void)sub, (void)s;                                                   \
+    for (int i = 0; i < NV; i++) w[i] = LOAD(p + i * VL * BITS / 8);      \
   }
 INLINE V v_f32(const uint8_t *p) { return v_load((const float *)(const void *)p); }
 X(F32, 32, v_f32)
@@ -172,13 +191,13 @@ X(BF16, 16, v_bf16)
 #if defined(LANES_AVX512)
 #include "formats_avx512.h"
 #else
-#define X(T, WEIGHTS, BYTES)                                                                                                  \
-  INLINE void T##_open(const uint8_t *p, float *s) { (void)p, (void)s; }                                                        \
-  INLINE void T##_take(const uint8_t *p, int sub, const float *s, V *w) {                                                       \
-    sub_block b;                                                                                                                \
-    (void)s;                                                                                                                    \
-    T##_sub(p, sub, &b);                                                                                                        \
-    weights_of(&b, w);                                                                                                          \
+#define X(T, WEIGHTS, BYTES)                                              \
+  INLINE void T##_open(const uint8_t *p, float *s) { (void)p, (void)s; }  \
+  INLINE void T##_take(const uint8_t *p, int sub, const float *s, V *w) { \
+    sub_block b;                                                          \
+    (void)s;                                                              \
+    T##_sub(p, sub, &b);                                                  \
+    weights_of(&b, w);                                                    \
   }
 FOR_EACH_QUANT(X)
 #undef X

@@ -1,5 +1,6 @@
-// 32 weights in two AVX-512 registers. Four bits pick from a table of sixteen weights that is worked out once a sub-block:
-// vpermps reads the low four bits of an index, so that no mask is needed. A table holds the very FMA of formats.h.
+// 32 weights in two AVX-512 registers. Four bits pick from a table of sixteen weights that is worked out once a
+// sub-block: vpermps reads the low four bits of an index, so that no mask is needed. A table holds the very FMA of
+// formats.h.
 #pragma once
 
 #define PICK _mm512_permutexvar_ps
@@ -77,15 +78,16 @@ INLINE void MXFP4_take(const uint8_t *p, int sub, const float *s, V *w) {
   (void)sub, (void)s;
   pick_nibbles(p + 1, signed_table(mxfp4_values, v_all(mxfp4_scale(p[0]))), w);
 }
-// The eight scales, then the eight minima of Q4_K and Q5_K, multiplied by d and dmin; through memory, for a broadcast load
-// costs nothing and a shuffle does. 
+// The eight scales, then the eight minima of Q4_K and Q5_K, multiplied by d and dmin; through memory, for a broadcast
+// load costs nothing and a shuffle does.
 INLINE void k_scales(const uint8_t *p, float *s) {
   uint32_t u[3];
   memcpy(u, p + 4, 12);
   __m128 f = _mm_cvtph_ps(_mm_cvtsi32_si128((int)u32_at(p)));
   __m128i six = _mm_set_epi32((int)((u[2] >> 4 & 0x0f0f0f0f) | (u[1] >> 6 & 0x03030303) << 4), (int)(u[1] & 0x3f3f3f3f),
                               (int)((u[2] & 0x0f0f0f0f) | (u[0] >> 6 & 0x03030303) << 4), (int)(u[0] & 0x3f3f3f3f));
-  V d = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_broadcastss_ps(f)), _mm256_broadcastss_ps(_mm_movehdup_ps(f)), 1);
+  V d = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_broadcastss_ps(f)), _mm256_broadcastss_ps(_mm_movehdup_ps(f)),
+                           1);
   v_store(s, v_mul(d, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(six))));
 }
 INLINE void Q4_K_take(const uint8_t *p, int sub, const float *s, V *w) {
@@ -104,7 +106,9 @@ INLINE void Q5_K_take(const uint8_t *p, int sub, const float *s, V *w) {
   if (sub % 2) a = RIGHT(a, 4), b = RIGHT(b, 4);
   pick_five(a, b, fifth, _mm512_fmsub_ps(d, counting(), m), _mm512_fmsub_ps(d, v_add(counting(), v_all(16)), m), w);
 }
-INLINE void Q6_K_open(const uint8_t *p, float *s) { v_store(s, v_mul(half_all(p + 208), v_i8((const int8_t *)p + 192))); }
+INLINE void Q6_K_open(const uint8_t *p, float *s) {
+  v_store(s, v_mul(half_all(p + 208), v_i8((const int8_t *)p + 192)));
+}
 INLINE void Q6_K_take(const uint8_t *p, int sub, const float *s, V *w) {
   __m256i low = _mm256_loadu_si256((const __m256i *)(p + sub / 4 * 64 + sub % 2 * 32));
   __m256i high = _mm256_loadu_si256((const __m256i *)(p + 128 + sub / 4 * 32));
@@ -119,7 +123,8 @@ INLINE void Q2_K_take(const uint8_t *p, int sub, const float *s, V *w) {
   const uint8_t *q = p + 16 + sub / 4 * 32;
   V two = _mm512_set_ps(3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0); // whatever the bits above the two are
   for (int h = 0; h < 2; h++)
-    w[h] = PICK(RIGHT(BYTES(q + h * 16), sub % 4 * 2), _mm512_fmsub_ps(v_all(s[sub * 2 + h]), two, v_all(s[16 + sub * 2 + h])));
+    w[h] = PICK(RIGHT(BYTES(q + h * 16), sub % 4 * 2),
+                _mm512_fmsub_ps(v_all(s[sub * 2 + h]), two, v_all(s[16 + sub * 2 + h])));
 }
 INLINE void Q2_K_open(const uint8_t *p, float *s) {
   V m, d = half_pair(p + 80, &m);

@@ -2,7 +2,8 @@
 #pragma once
 #include "lanes.h"
 
-// e^x: Cody-Waite reduction, degree 6; below 1 ulp. Under -86 it is e^-86 (4.5e-38); it overflows to infinity where e^x does.
+// e^x: Cody-Waite reduction, degree 6; below 1 ulp. Under -86 it is e^-86 (4.5e-38); it overflows to infinity where e^x
+// does.
 INLINE V v_exp(V x) {
   x = v_min(v_all(89.0f), v_max(v_all(-86.0f), x));
   V j = v_sub(v_fma(x, v_all(1.442695041f), v_all(12582912.0f)), v_all(12582912.0f));
@@ -56,3 +57,19 @@ INLINE V v_erf(V x) {
 }
 INLINE V v_gelu(V x) { return v_mul(v_mul(v_all(0.5f), x), v_add(v_all(1.0f), v_erf(v_mul(x, v_all(0.707106781f))))); }
 INLINE V v_relu(V x) { return v_max(v_all(0.0f), x); }
+
+// Sum of n values, or of their squares, in the canonical lanes and tree
+static float lanes_sum(const float *x, int n, int squares) {
+  V acc[NV];
+  for (int i = 0; i < NV; i++) acc[i] = v_all(0);
+  for (int at = 0; at < n; at += LANES) {
+    float rest[LANES] = {0};
+    const float *from = x + at;
+    if (n - at < LANES) from = memcpy(rest, from, sizeof(float) * (size_t)(n - at));
+    for (int i = 0; i < NV; i++) {
+      V a = v_load(from + i * VL);
+      acc[i] = squares ? v_fma(a, a, acc[i]) : v_add(acc[i], a);
+    }
+  }
+  return v_tree(acc);
+}

@@ -1,8 +1,9 @@
 // The macro layer: a row of 32 lanes in whatever registers the CPU has. Everything above is written once, on top of it.
 //
-// V holds VL lanes of F32, NV of them make the 32 lanes of the canonical order: element j of a row goes to lane j mod 32,
-// a lane adds ascending j by fused multiply-add, then lanes are added in the tree i + (i + 16), + 8, + 4, + 2, + 1.
-// A row that does not fill its last 32 lanes is filled up with zeros. Build with -ffp-contract=off: every FMA is written.
+// V holds VL lanes of F32, NV of them make the 32 lanes of the canonical order: element j of a row goes to lane j mod
+// 32, a lane adds ascending j by fused multiply-add, then lanes are added in the tree i + (i + 16), + 8, + 4, + 2, + 1.
+// A row that does not fill its last 32 lanes is filled up with zeros. Build with -ffp-contract=off: every FMA is
+// written.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -11,9 +12,10 @@
 
 #define LANES 32
 #define INLINE static inline __attribute__((always_inline))
-// Weights come as one stream: into the second level of cache well ahead (across the page's end, where the hardware stops),
-// into the first shortly before they are used.
-#define AHEAD(p) (__builtin_prefetch((const char *)(p) + 8192, 0, 2), __builtin_prefetch((const char *)(p) + 1024, 0, 3))
+// Weights come as one stream: into the second level of cache well ahead (across the page's end, where the hardware
+// stops), into the first shortly before they are used.
+#define AHEAD(p) \
+  (__builtin_prefetch((const char *)(p) + 8192, 0, 2), __builtin_prefetch((const char *)(p) + 1024, 0, 3))
 
 #if defined(LANES_PLAIN)
 #elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -36,6 +38,12 @@ INLINE uint32_t float_to_bits(float f) {
   memcpy(&u, &f, 4);
   return u;
 }
+// Lanes added in halves; n is a power of two
+INLINE float tree_of(float *lane, int n) {
+  for (int step = n / 2; step; step >>= 1)
+    for (int i = 0; i < step; i++) lane[i] = lane[i] + lane[i + step];
+  return lane[0];
+}
 INLINE uint16_t u16_at(const uint8_t *p) {
   uint16_t u;
   memcpy(&u, p, 2);
@@ -47,8 +55,17 @@ INLINE uint32_t u32_at(const uint8_t *p) {
   return u;
 }
 
-#if defined(LANES_AVX512)
+#if defined(LANES_AVX512) || defined(LANES_AVX2)
 #include <immintrin.h>
+INLINE float tree8(__m256 t) {
+  __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  u = _mm_add_ps(u, _mm_movehl_ps(u, u));
+  return _mm_cvtss_f32(_mm_add_ss(u, _mm_shuffle_ps(u, u, 1)));
+}
+INLINE float half(uint16_t h) { return _cvtsh_ss(h); }
+#endif
+
+#if defined(LANES_AVX512)
 #define VL 16
 #define VARIANT "avx512"
 typedef __m512 V;
@@ -63,27 +80,27 @@ INLINE V v_fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V v_max(V a, V b) { return _mm512_max_ps(a, b); } // b where either is no number
 INLINE V v_min(V a, V b) { return _mm512_min_ps(a, b); }
 INLINE V v_abs(V a) { return _mm512_abs_ps(a); }
-INLINE V v_where_less(V a, V b, V yes, V no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
+INLINE V v_where_less(V a, V b, V yes, V no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
 INLINE V v_with_sign(V a, V sign) { return _mm512_or_ps(_mm512_abs_ps(a), _mm512_and_ps(sign, _mm512_set1_ps(-0.0f))); }
 // 2^(j - 1) for whole j from -125 to 128
 INLINE V v_half_power(V j) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(j), _mm512_set1_epi32(126)), 23));
 }
-INLINE V v_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE V v_u8(const uint8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 INLINE V v_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE V v_f16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-INLINE void v_store_f16(uint16_t *p, V a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+INLINE void v_store_f16(uint16_t *p, V a) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 INLINE V v_bf16(const uint8_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
-INLINE float half(uint16_t h) { return _cvtsh_ss(h); }
-INLINE float v_tree(const V *a) {
-  V s = _mm512_add_ps(a[0], a[1]);
-  __m256 t = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-  __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-  u = _mm_add_ps(u, _mm_movehl_ps(u, u));
-  return _mm_cvtss_f32(_mm_add_ss(u, _mm_shuffle_ps(u, u, 1)));
-}
+INLINE float v_tree16(V s) { return tree8(_mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1))); }
+INLINE float v_tree(const V *a) { return v_tree16(_mm512_add_ps(a[0], a[1])); }
 // The trees of four rows whose first step is done: lane r of the result is row r's sum.
 INLINE __m128 v_trees4(V a, V b, V c, V d) {
   // + 8: halves of two rows side by side; + 4, + 2, + 1 likewise within what is left
@@ -92,11 +109,11 @@ INLINE __m128 v_trees4(V a, V b, V c, V d) {
   V q = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD)); // four lanes a row
   q = _mm512_add_ps(q, _mm512_shuffle_ps(q, q, 0x4E));
   q = _mm512_add_ps(q, _mm512_shuffle_ps(q, q, 0xB1)); // each row's sum in its four lanes
-  return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0), q));
+  return _mm512_castps512_ps128(
+      _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0), q));
 }
 
 #elif defined(LANES_AVX2)
-#include <immintrin.h>
 #define VL 8
 #define VARIANT "avx2"
 typedef __m256 V;
@@ -116,20 +133,18 @@ INLINE V v_with_sign(V a, V sign) { return _mm256_or_ps(v_abs(a), _mm256_and_ps(
 INLINE V v_half_power(V j) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(j), _mm256_set1_epi32(126)), 23));
 }
-INLINE V v_u8(const uint8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INLINE V v_u8(const uint8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 INLINE V v_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INLINE V v_f16(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-INLINE void v_store_f16(uint16_t *p, V a) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+INLINE void v_store_f16(uint16_t *p, V a) {
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 INLINE V v_bf16(const uint8_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
-INLINE float half(uint16_t h) { return _cvtsh_ss(h); }
-INLINE float v_tree(const V *a) {
-  V t = _mm256_add_ps(_mm256_add_ps(a[0], a[2]), _mm256_add_ps(a[1], a[3]));
-  __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-  u = _mm_add_ps(u, _mm_movehl_ps(u, u));
-  return _mm_cvtss_f32(_mm_add_ss(u, _mm_shuffle_ps(u, u, 1)));
-}
+INLINE float v_tree(const V *a) { return tree8(_mm256_add_ps(_mm256_add_ps(a[0], a[2]), _mm256_add_ps(a[1], a[3]))); }
 
 #elif defined(LANES_NEON)
 #include <arm_neon.h>
@@ -209,18 +224,20 @@ INLINE float half(uint16_t h) {
 INLINE V v_f16(const uint8_t *p) { return half(u16_at(p)); }
 INLINE void v_store_f16(uint16_t *p, V a) { // to nearest, ties to even
   uint32_t u = float_to_bits(a), sign = u >> 16 & 0x8000, rest = u & 0x7FFFFFFF;
-  if (rest > 0x7F800000) *p = (uint16_t)(sign | 0x7E00 | (rest >> 13 & 0x3FF));
-  else if (rest >= 0x477FF000) *p = (uint16_t)(sign | 0x7C00); // what rounds to 65536 or more
-  else if (rest < 0x38800000) *p = (uint16_t)(sign | (float_to_bits(bits_to_float(rest) + 0.5f) - 0x3F000000)); // subnormal: 0.5 has its unit
-  else *p = (uint16_t)(sign | (rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13);
+  if (rest > 0x7F800000)
+    *p = (uint16_t)(sign | 0x7E00 | (rest >> 13 & 0x3FF));
+  else if (rest >= 0x477FF000)
+    *p = (uint16_t)(sign | 0x7C00); // what rounds to 65536 or more
+  else if (rest < 0x38800000)
+    *p = (uint16_t)(sign | (float_to_bits(bits_to_float(rest) + 0.5f) - 0x3F000000)); // subnormal: 0.5 has its unit
+  else
+    *p = (uint16_t)(sign | (rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13);
 }
 INLINE V v_bf16(const uint8_t *p) { return bits_to_float((uint32_t)u16_at(p) << 16); }
 INLINE float v_tree(const V *a) {
   float s[LANES];
-  for (int i = 0; i < LANES; i++) s[i] = a[i];
-  for (int step = LANES / 2; step; step >>= 1)
-    for (int i = 0; i < step; i++) s[i] = s[i] + s[i + step];
-  return s[0];
+  memcpy(s, a, sizeof s);
+  return tree_of(s, LANES);
 }
 #endif
 #define NV (LANES / VL)
@@ -241,26 +258,26 @@ INLINE void pick_halves(const int8_t *table, const uint8_t *q, int8_t *out) {
 #endif
 }
 
-// Runs BODY with the V `a` (and maybe others loaded in BODY at offset `at`) over n values; a tail goes through a full register.
-// out, in: float pointers; F: an expression of `a` and of `b`, the same place of `other`.
-#define V_MAP2(OUT, IN, OTHER, N, F)                                                                                            \
-  do {                                                                                                                          \
-    float *out_ = (OUT);                                                                                                        \
-    const float *in_ = (IN), *other_ = (OTHER);                                                                                 \
-    int n_ = (N), at_ = 0;                                                                                                      \
-    for (; at_ + VL <= n_; at_ += VL) {                                                                                         \
-      V a = v_load(in_ + at_), b = v_load(other_ + at_);                                                                        \
-      (void)b;                                                                                                                  \
-      v_store(out_ + at_, F);                                                                                                   \
-    }                                                                                                                           \
-    if (at_ < n_) {                                                                                                             \
-      float t_[2][VL] = {{0}, {0}};                                                                                             \
-      memcpy(t_[0], in_ + at_, sizeof(float) * (size_t)(n_ - at_));                                                             \
-      memcpy(t_[1], other_ + at_, sizeof(float) * (size_t)(n_ - at_));                                                          \
-      V a = v_load(t_[0]), b = v_load(t_[1]);                                                                                   \
-      (void)b;                                                                                                                  \
-      v_store(t_[0], F);                                                                                                        \
-      memcpy(out_ + at_, t_[0], sizeof(float) * (size_t)(n_ - at_));                                                            \
-    }                                                                                                                           \
+// Runs BODY with the V `a` (and maybe others loaded in BODY at offset `at`) over n values; a tail goes through a full
+// register. out, in: float pointers; F: an expression of `a` and of `b`, the same place of `other`.
+#define V_MAP2(OUT, IN, OTHER, N, F)                                   \
+  do {                                                                 \
+    float *out_ = (OUT);                                               \
+    const float *in_ = (IN), *other_ = (OTHER);                        \
+    int n_ = (N), at_ = 0;                                             \
+    for (; at_ + VL <= n_; at_ += VL) {                                \
+      V a = v_load(in_ + at_), b = v_load(other_ + at_);               \
+      (void)b;                                                         \
+      v_store(out_ + at_, F);                                          \
+    }                                                                  \
+    if (at_ < n_) {                                                    \
+      float t_[2][VL] = {{0}, {0}};                                    \
+      memcpy(t_[0], in_ + at_, sizeof(float) * (size_t)(n_ - at_));    \
+      memcpy(t_[1], other_ + at_, sizeof(float) * (size_t)(n_ - at_)); \
+      V a = v_load(t_[0]), b = v_load(t_[1]);                          \
+      (void)b;                                                         \
+      v_store(t_[0], F);                                               \
+      memcpy(out_ + at_, t_[0], sizeof(float) * (size_t)(n_ - at_));   \
+    }                                                                  \
   } while (0)
 #define V_MAP(OUT, IN, N, F) V_MAP2(OUT, IN, IN, N, F)

@@ -1,7 +1,8 @@
-// A few threads that run one function together: barriers inside, work handed out by counters, asleep when there is none.
+// A few threads that run one function together: barriers inside, work handed out by counters, asleep when there is
+// none.
 //
-// Whoever calls pool_run is thread 0. At a barrier a thread spins for at most SPIN_NS, then sleeps; between runs the others
-// spin as long only when told that another run follows at once.
+// Whoever calls pool_run is thread 0. At a barrier a thread spins for at most SPIN_NS, then sleeps; between runs the
+// others spin as long only when told that another run follows at once.
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-// Products of a quantised matrix and rows, in the canonical order: one row straight from the blocks; several rows through a
-// tile of weights that is dequantised once.
+// Products of a quantised matrix and rows, in the canonical order: one row straight from the blocks; several rows
+// through a tile of weights that is dequantised once.
 #pragma once
 #include "formats.h"
 
@@ -13,70 +13,58 @@ INLINE int filled(int n) { return (n + LANES - 1) / LANES * LANES; } // a row's 
 
 // ---- one row of weights by one row of activations, and one row of weights as F32
 
-#define X(T, WEIGHTS, BYTES_)                                                                                                 \
-  static float dot_##T(const uint8_t *p, const float *x, int k) {                                                               \
-    V acc[NV], w[NV];                                                                                                           \
-    float s[LANES] __attribute__((aligned(64)));                                                                                \
-    for (int i = 0; i < NV; i++) acc[i] = v_all(0);                                                                             \
-    for (; k >= WEIGHTS; k -= WEIGHTS, p += BYTES_, x += WEIGHTS) {                                                             \
-      for (int line = 0; line < BYTES_; line += 64) AHEAD(p + line);                                                            \
-      T##_open(p, s);                                                                                                           \
-      _Pragma("GCC unroll 8") for (int sub = 0; sub < WEIGHTS / LANES; sub++) {                                                 \
-        T##_take(p, sub, s, w);                                                                                                 \
-        for (int i = 0; i < NV; i++) acc[i] = v_fma(w[i], v_load(x + sub * LANES + i * VL), acc[i]);                            \
-      }                                                                                                                         \
-    }                                                                                                                           \
-    if (WEIGHTS == LANES && k) {                                                                                                                    \
-      uint8_t rest[LANES * 4] = {0};                                                                                            \
-      float y[LANES] = {0};                                                                                                     \
-      memcpy(rest, p, (size_t)(k * BYTES_ / LANES));                                                                            \
-      memcpy(y, x, (size_t)k * sizeof(float));                                                                                  \
-      T##_take(rest, 0, s, w);                                                                                                  \
-      for (int i = 0; i < NV; i++) acc[i] = v_fma(w[i], v_load(y + i * VL), acc[i]);                                            \
-    }                                                                                                                           \
-    return v_tree(acc);                                                                                                         \
-  }                                                                                                                             \
-  static void fill_##T(const uint8_t *p, float *out, int k) {                                                                   \
-    V w[NV];                                                                                                                    \
-    float s[LANES] __attribute__((aligned(64)));                                                                                \
-    for (; k >= WEIGHTS; k -= WEIGHTS, p += BYTES_, out += WEIGHTS) {                                                           \
-      for (int line = 0; line < BYTES_; line += 64) AHEAD(p + line);                                                            \
-      T##_open(p, s);                                                                                                           \
-      _Pragma("GCC unroll 8") for (int sub = 0; sub < WEIGHTS / LANES; sub++) {                                                 \
-        T##_take(p, sub, s, w);                                                                                                 \
-        for (int i = 0; i < NV; i++) v_store(out + sub * LANES + i * VL, w[i]);                                                 \
-      }                                                                                                                         \
-    }                                                                                                                           \
-    if (WEIGHTS == LANES && k) {                                                                                                                    \
-      uint8_t rest[LANES * 4] = {0};                                                                                            \
-      memcpy(rest, p, (size_t)(k * BYTES_ / LANES));                                                                            \
-      T##_take(rest, 0, s, w);                                                                                                  \
-      for (int i = 0; i < NV; i++) v_store(out + i * VL, w[i]);                                                                 \
-    }                                                                                                                           \
+#define X(T, WEIGHTS, BYTES_)                                                                        \
+  static float dot_##T(const uint8_t *p, const float *x, int k) {                                    \
+    V acc[NV], w[NV];                                                                                \
+    float s[LANES] __attribute__((aligned(64)));                                                     \
+    for (int i = 0; i < NV; i++) acc[i] = v_all(0);                                                  \
+    for (; k >= WEIGHTS; k -= WEIGHTS, p += BYTES_, x += WEIGHTS) {                                  \
+      for (int line = 0; line < BYTES_; line += 64) AHEAD(p + line);                                 \
+      T##_open(p, s);                                                                                \
+      _Pragma("GCC unroll 8") for (int sub = 0; sub < WEIGHTS / LANES; sub++) {                      \
+        T##_take(p, sub, s, w);                                                                      \
+        for (int i = 0; i < NV; i++) acc[i] = v_fma(w[i], v_load(x + sub * LANES + i * VL), acc[i]); \
+      }                                                                                              \
+    }                                                                                                \
+    if (WEIGHTS == LANES && k) {                                                                     \
+      uint8_t rest[LANES * 4] = {0};                                                                 \
+      float y[LANES] = {0};                                                                          \
+      memcpy(rest, p, (size_t)(k * BYTES_ / LANES));                                                 \
+      memcpy(y, x, (size_t)k * sizeof(float));                                                       \
+      T##_take(rest, 0, s, w);                                                                       \
+      for (int i = 0; i < NV; i++) acc[i] = v_fma(w[i], v_load(y + i * VL), acc[i]);                 \
+    }                                                                                                \
+    return v_tree(acc);                                                                              \
+  }                                                                                                  \
+  static void fill_##T(const uint8_t *p, float *out, int k) {                                        \
+    V w[NV];                                                                                         \
+    float s[LANES] __attribute__((aligned(64)));                                                     \
+    for (; k >= WEIGHTS; k -= WEIGHTS, p += BYTES_, out += WEIGHTS) {                                \
+      for (int line = 0; line < BYTES_; line += 64) AHEAD(p + line);                                 \
+      T##_open(p, s);                                                                                \
+      _Pragma("GCC unroll 8") for (int sub = 0; sub < WEIGHTS / LANES; sub++) {                      \
+        T##_take(p, sub, s, w);                                                                      \
+        for (int i = 0; i < NV; i++) v_store(out + sub * LANES + i * VL, w[i]);                      \
+      }                                                                                              \
+    }                                                                                                \
+    if (WEIGHTS == LANES && k) {                                                                     \
+      uint8_t rest[LANES * 4] = {0};                                                                 \
+      memcpy(rest, p, (size_t)(k * BYTES_ / LANES));                                                 \
+      T##_take(rest, 0, s, w);                                                                       \
+      for (int i = 0; i < NV; i++) v_store(out + i * VL, w[i]);                                      \
+    }                                                                                                \
   }
 FOR_EACH_TYPE(X)
 #undef X
 
 typedef float dot_function(const uint8_t *row, const float *x, int k);
 typedef void fill_function(const uint8_t *row, float *out, int k); // fills up with zeros to whole lanes
-static dot_function *dot_of(int type) {
-  switch (type) {
-#define X(T, WEIGHTS, BYTES_) \
-  case T: return dot_##T;
-    FOR_EACH_TYPE(X)
+#define X(T, WEIGHTS, BYTES_) [T] = dot_##T,
+static dot_function *const dot_of[] = {FOR_EACH_TYPE(X)};
 #undef X
-  }
-  return 0;
-}
-static fill_function *fill_of(int type) {
-  switch (type) {
-#define X(T, WEIGHTS, BYTES_) \
-  case T: return fill_##T;
-    FOR_EACH_TYPE(X)
+#define X(T, WEIGHTS, BYTES_) [T] = fill_##T,
+static fill_function *const fill_of[] = {FOR_EACH_TYPE(X)};
 #undef X
-  }
-  return 0;
-}
 
 // ---- tiles: 4 rows of weights by up to MOST_X rows of activations at a time, one register of lanes a pass
 
@@ -119,7 +107,8 @@ INLINE void block(const float *w, int stride, int groups, const float *const *x,
     for (int i = 0; i < NV; i++) {
       int some = k - from < K_BLOCK ? k - from : K_BLOCK;
       for (int c = 0; c < n; c++) at[c] = x[c] + from + i * VL;
-      for (int g = 0; g < groups; g++) pass(w + g * GROUP * stride + from + i * VL, stride, at, n, some, from == 0, acc[g][i]);
+      for (int g = 0; g < groups; g++)
+        pass(w + g * GROUP * stride + from + i * VL, stride, at, n, some, from == 0, acc[g][i]);
     }
   for (int g = 0; g < groups; g++)
     for (int c = 0; c < n; c++) {
@@ -151,35 +140,40 @@ static void blocks(const float *w, int stride, int groups, const float *const *x
 #undef CASE
   }
 }
-// Products of a tile of F32 rows w[rows][stride], at most TILE_ROWS, with n rows x[c] of k values (both filled up to whole
-// lanes): out[c][r]
-static void tile_products(const float *w, int stride, int rows, const float *const *x, int n, int k, float *const *out) {
+// Products of a tile of F32 rows w[rows][stride], at most TILE_ROWS, with n rows x[c] of k values (both filled up to
+// whole lanes): out[c][r]
+static void tile_products(const float *w, int stride, int rows, const float *const *x, int n, int k,
+                          float *const *out) {
   int whole = rows / GROUP * GROUP;
   for (int c = 0, some; c < n; c += some) {
     // seven as 4 + 3 rather than 6 + 1: a narrow block costs as many loads
     some = n - c <= MOST_X ? n - c : n - c < 2 * MOST_X ? (n - c + 1) / 2 : MOST_X;
     if (whole) blocks(w, stride, whole / GROUP, x + c, some, filled(k), out + c);
     for (int r = whole; r < rows; r++)
-      for (int i = 0; i < some; i++) out[c + i][r] = dot_F32((const uint8_t *)(w + (size_t)r * (size_t)stride), x[c + i], filled(k));
+      for (int i = 0; i < some; i++)
+        out[c + i][r] = dot_F32((const uint8_t *)(w + (size_t)r * (size_t)stride), x[c + i], filled(k));
   }
 }
 
-INLINE int tile_stride(int cols) { return filled(cols) + 16; } // rows that are powers of two apart would share cache sets
+INLINE int tile_stride(int cols) {
+  return filled(cols) + 16;
+} // rows that are powers of two apart would share cache sets
 
-// out[c][r] for rows `from` to `to` of a matrix by n rows x[c], n at most MOST_COLUMNS. A single x[c] may end where the row
-// ends; several have to be filled up to whole lanes. `tile` has room for TILE_ROWS * tile_stride(cols) floats.
+// out[c][r] for rows `from` to `to` of a matrix by n rows x[c], n at most MOST_COLUMNS. A single x[c] may end where the
+// row ends; several have to be filled up to whole lanes. `tile` has room for TILE_ROWS * tile_stride(cols) floats.
 static void products(const matrix *m, int from, int to, const float *const *x, int n, float *const *out, float *tile) {
   if (n == 1) {
-    dot_function *dot = dot_of(m->type);
+    dot_function *dot = dot_of[m->type];
     for (int r = from; r < to; r++) out[0][r] = dot(m->data + (size_t)r * (size_t)m->row_bytes, x[0], m->cols);
     return;
   }
-  fill_function *fill = fill_of(m->type);
+  fill_function *fill = fill_of[m->type];
   int stride = tile_stride(m->cols);
   float *at[MOST_COLUMNS];
   for (int r = from; r < to; r += TILE_ROWS) {
     int rows = to - r < TILE_ROWS ? to - r : TILE_ROWS;
-    for (int i = 0; i < rows; i++) fill(m->data + (size_t)(r + i) * (size_t)m->row_bytes, tile + (size_t)i * (size_t)stride, m->cols);
+    for (int i = 0; i < rows; i++)
+      fill(m->data + (size_t)(r + i) * (size_t)m->row_bytes, tile + (size_t)i * (size_t)stride, m->cols);
     for (int c = 0; c < n; c++) at[c] = out[c] + r;
     tile_products(tile, stride, rows, x, n, m->cols, at);
   }

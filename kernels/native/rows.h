@@ -1,45 +1,17 @@
-// Operations on one row at a time: norms, RoPE, softmax, the choice of experts. Sums are in the canonical lanes and tree.
+// Operations on one row at a time: norms, RoPE, softmax, the choice of experts. Sums are in the canonical lanes and
+// tree.
 #pragma once
 #include "functions.h"
 
-static float sum_of_squares(const float *x, int n) {
-  V acc[NV];
-  for (int i = 0; i < NV; i++) acc[i] = v_all(0);
-  int at = 0;
-  for (; at + LANES <= n; at += LANES)
-    for (int i = 0; i < NV; i++) {
-      V a = v_load(x + at + i * VL);
-      acc[i] = v_fma(a, a, acc[i]);
-    }
-  if (at < n) {
-    float rest[LANES] = {0};
-    memcpy(rest, x + at, sizeof(float) * (size_t)(n - at));
-    for (int i = 0; i < NV; i++) {
-      V a = v_load(rest + i * VL);
-      acc[i] = v_fma(a, a, acc[i]);
-    }
-  }
-  return v_tree(acc);
-}
 static void rms_norm(float *out, const float *x, const float *weight, int n, float eps) {
-  float by = 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps);
+  float by = 1.0f / sqrtf(lanes_sum(x, n, 1) / (float)n + eps);
   V_MAP2(out, x, weight, n, v_mul(v_mul(a, v_all(by)), b));
 }
 static void softmax(float *x, int n) {
   float top = x[0];
   for (int i = 1; i < n; i++) top = x[i] > top || top != top ? x[i] : top;
   V_MAP(x, x, n, v_exp(v_sub(a, v_all(top))));
-  V acc[NV];
-  for (int i = 0; i < NV; i++) acc[i] = v_all(0);
-  int at = 0;
-  for (; at + LANES <= n; at += LANES)
-    for (int i = 0; i < NV; i++) acc[i] = v_add(acc[i], v_load(x + at + i * VL));
-  if (at < n) {
-    float rest[LANES] = {0};
-    memcpy(rest, x + at, sizeof(float) * (size_t)(n - at));
-    for (int i = 0; i < NV; i++) acc[i] = v_add(acc[i], v_load(rest + i * VL));
-  }
-  float sum = v_tree(acc);
+  float sum = lanes_sum(x, n, 0);
   V_MAP(x, x, n, v_div(a, v_all(sum)));
 }
 // Chosen weights by their sum, ascending, which counts as at least 2^-14
@@ -49,11 +21,12 @@ static void normalize(float *w, int n) {
   if (sum < 6.103515625e-5f) sum = 6.103515625e-5f;
   for (int i = 0; i < n; i++) w[i] /= sum;
 }
-// Pairs (i, i + n/2) where `apart` is n/2, neighbours where it is 0; the rest of a head stays as it is.
+// Turn pairs (i, i + n/2) of each head's first n values, or neighbours (2 i, 2 i + 1); the rest stays as it is.
 static void rope(float *x, int heads, int width, int n, const float *cosines, const float *sines, int neighbours) {
   for (int h = 0; h < heads; h++, x += width)
     for (int i = 0; i < n / 2; i++) {
-      float *first = x + (neighbours ? 2 * i : i), *second = x + (neighbours ? 2 * i + 1 : i + n / 2), a = *first, b = *second;
+      float *first = x + (neighbours ? 2 * i : i), *second = x + (neighbours ? 2 * i + 1 : i + n / 2), a = *first,
+            b = *second;
       *first = a * cosines[i] - b * sines[i];
       *second = a * sines[i] + b * cosines[i];
     }

@@ -1,6 +1,7 @@
 """The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
 
-delay:S         each computation takes S seconds more
+delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
+mark:PATH       makes a file when a computation begins, so that a test can act in the middle of it
 reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
 nan             rows that are not finite
@@ -19,10 +20,12 @@ reconnect       breaks its connection and makes it again after the first answer
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -66,7 +69,10 @@ class FaultyBank:
             os.kill(os.getpid(), signal.SIGKILL)
         if "hang" in self._faults:
             signal.pause()
-        time.sleep(float(self._faults.get("delay", 0)))
+        if "mark" in self._faults:
+            Path(self._faults["mark"]).touch()
+        least, _, most = self._faults.get("delay", "0").partition("-")
+        time.sleep(random.uniform(float(least), float(most or least)))  # what is tested is a worker that takes long
         rows = self._inner.rows(x, pairs)
         return rows * float("nan") if "nan" in self._faults else rows
 

@@ -28,6 +28,17 @@ from kernels.state import Rows, Sequence
 
 F32 = NDArray[np.float32]
 
+#: RoPE's constants without any scaling, but for dimensions and heads.
+PLAIN_ROPE: Mapping[str, Any] = {
+    "base": 10000.0,
+    "factor": 1.0,
+    "scaling": "none",
+    "original_context": 0.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "log_multiplier": 0.0,
+    "attn_factor": 1.0,
+}
 #: Where a block's F16 numbers are, by type.
 HALVES: Mapping[GGMLType, tuple[int, ...]] = {
     GGMLType.Q4_0: (0,),

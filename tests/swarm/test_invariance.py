@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from goldens import Golden, load
+from swarm_kit import faulty
 
 from backbone.engine import Engine
 from backbone.local_workers import WorkerSpec
@@ -29,7 +29,6 @@ from backbone.swarm import Swarm
 from kernels.backends.numpy_cpu import NumpyBackend
 
 Find = Callable[[str], Path]
-SLOW = str(Path(__file__).parents[1] / "support" / "slow_worker.py")
 TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
 
 
@@ -57,10 +56,6 @@ def swarm(model: Model, count: int, **options: Any) -> Swarm:
     # Workers of one thread and of several: their number is no part of the class.
     specs = [WorkerSpec(backend=model.backend.name, threads=1 + i % 2) for i in range(count)]
     return Swarm(model, specs, local=model.local_experts, **options)
-
-
-def slow(*args: str) -> list[str]:
-    return [sys.executable, SLOW, *args]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -93,7 +88,7 @@ def shuffled(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_shuffled_placements_with_replies_delayed_and_reordered(model: Model, expected: bytes, seed: int) -> None:
-    with swarm(model, 3, placement=partial(shuffled, seed), command=slow("0-0.004")) as workers:
+    with swarm(model, 3, placement=partial(shuffled, seed), command=faulty("delay:0-0.004")) as workers:
         assert bits(Engine(model, workers, context=64, chunk_rows=7)) == expected
         assert sum(report.calls for report in workers.report()) > 0
         assert workers.local_calls == 0
@@ -125,7 +120,7 @@ def test_a_worker_killed_between_two_tokens(model: Model, expected: bytes) -> No
 
 def test_a_worker_killed_in_the_middle_of_a_call(model: Model, expected: bytes, tmp_path: Path) -> None:
     mark = tmp_path / "in-a-call"
-    with swarm(model, 2, command=slow("0.01", str(mark))) as workers:
+    with swarm(model, 2, command=faulty("delay:0.01", f"mark:{mark}")) as workers:
         killer = threading.Thread(target=kill_when, args=(mark, workers.pids()[1]))
         killer.start()
         assert bits(Engine(model, workers, context=64, chunk_rows=7)) == expected
@@ -176,7 +171,7 @@ def test_the_shared_expert_runs_while_the_others_are_under_way(arch_model: Find)
     backend = Recording()
     model = load_model(arch_model("qwen2moe"), load_library(), backend)
     backend.names = {model.gguf.data(name).ctypes.data: name for name in model.gguf.tensors}
-    with swarm(model, 1, command=slow("0.05")) as workers:
+    with swarm(model, 1, command=faulty("delay:0.05")) as workers:
         source = Noted(workers, backend.log)
         engine = Engine(model, source, context=64)
         engine.extend(engine.new_sequence(), TOKENS[:2])

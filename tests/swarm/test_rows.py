@@ -47,6 +47,17 @@ def test_workers_that_map_the_file_give_the_same_bits(model: TinyExperts) -> Non
         assert ask(swarm, 1, x, ids).tobytes() == expected(model, 1, x, ids)
 
 
+@pytest.mark.parametrize("share_path", [True, False])
+def test_of_two_that_hold_an_expert_each_gets_half_of_a_token(model: TinyExperts, share_path: bool) -> None:
+    """Where the file is mapped copies are given out at once, else where memory is granted for them."""
+    room = 0 if share_path else 1 << 20
+    specs = [WorkerSpec(backend="numpy", memory_bytes=room)] * 2
+    with Swarm(model, specs, local=NoLocal(), share_path=share_path) as swarm:
+        x, ids = some_rows(model, 1, chosen=4)
+        assert ask(swarm, 1, x, ids).tobytes() == expected(model, 1, x, ids)
+        assert [(r.experts, r.rows) for r in swarm.report()] == [(model.layers * model.experts, 2)] * 2
+
+
 def test_slices_of_many_chunks_arrive_whole(tmp_path: Path) -> None:
     model = TinyExperts(tmp_path / "wide.gguf", layers=1, experts=2, width=320, inner=1100)  # 1.4 MB a slice
     with swarm_of(model, 1, local=NoLocal()) as swarm:

@@ -1,6 +1,6 @@
-// What one build of the kernels computes: a digest a line, compared with those in tests/golden/native. Also held, bit for
-// bit, to spec.h, and to the rule that a row's result does not depend on the rows around it. `driver [threads]`; exits with
-// 1 where something did not hold.
+// What one build of the kernels computes: a digest a line, compared with those in tests/golden/native. Also held, bit
+// for bit, to spec.h, and to the rule that a row's result does not depend on the rows around it. `driver [threads]`;
+// exits with 1 where something did not hold.
 #include "program.c"
 
 #include "inputs.h"
@@ -48,7 +48,8 @@ static void embed_case(int type, const char *word, int cols) {
   step s = {.op = EMBED, .in = {-1, -1, -1}, .out = 0, .out_width = cols, .m = m};
   go(&s, 1, &(run){.rows = 3, .tokens = (int32_t[]){4, 0, 4}, .slots = slots});
   say(case_name, slots[0], (int64_t)3 * cols);
-  for (int i = 0; i < 3; i++) must(case_name, "dequantisation", slots[0] + i * cols, w + (i == 1 ? 0 : 4) * filled(cols), cols);
+  for (int i = 0; i < 3; i++)
+    must(case_name, "dequantisation", slots[0] + i * cols, w + (i == 1 ? 0 : 4) * filled(cols), cols);
   let_go();
 }
 static void product_case(int type, const char *word, int rows, int k, const int *widths) {
@@ -84,28 +85,25 @@ static void product_case(int type, const char *word, int rows, int k, const int 
 #define SWEEP 131072
 static void sweep_values(float *x, int fine) {
   for (int i = 0; i < SWEEP; i++) // -128 to 128 by 2^-9; and floats of every exponent, whose last bits vary
-    x[i] = fine ? (float)(i - SWEEP / 2) * 0x1p-9f : bits_to_float((uint32_t)i * 32768u + ((uint32_t)i * 40503u & 32767u));
+    x[i] =
+        fine ? (float)(i - SWEEP / 2) * 0x1p-9f : bits_to_float((uint32_t)i * 32768u + ((uint32_t)i * 40503u & 32767u));
 }
-#define FUNCTION_CASE(NAME, EXPRESSION, SPEC)                                                                                 \
-  for (int fine = 0; fine < 2; fine++) {                                                                                      \
-    name_case("%s over %s", NAME, fine ? "-128 to 128" : "all floats");                                                       \
-    float *x = floats(SWEEP), *want = floats(SWEEP), *y = floats(SWEEP);                                                      \
-    sweep_values(x, fine);                                                                                                    \
-    V_MAP(y, x, SWEEP, EXPRESSION);                                                                                           \
-    say_any(case_name, y, SWEEP);                                                                                             \
-    for (int i = 0; i < SWEEP; i++) want[i] = SPEC(x[i]);                                                                     \
-    must(case_name, "the specification", y, want, SWEEP);                                                                     \
-    let_go();                                                                                                                 \
+#define FUNCTION_CASE(NAME, EXPRESSION, SPEC)                            \
+  for (int fine = 0; fine < 2; fine++) {                                 \
+    name_case("%s over %s", NAME, fine ? "-128 to 128" : "all floats");  \
+    float *x = floats(SWEEP), *want = floats(SWEEP), *y = floats(SWEEP); \
+    sweep_values(x, fine);                                               \
+    V_MAP(y, x, SWEEP, EXPRESSION);                                      \
+    say_any(case_name, y, SWEEP);                                        \
+    for (int i = 0; i < SWEEP; i++) want[i] = SPEC(x[i]);                \
+    must(case_name, "the specification", y, want, SWEEP);                \
+    let_go();                                                            \
   }
-static void functions(void) {
-  FUNCTION_CASE("exp", v_exp(a), spec_exp)
-  FUNCTION_CASE("tanh", v_tanh(a), spec_tanh)
-  FUNCTION_CASE("sigmoid", v_sigmoid(a), spec_sigmoid)
-  FUNCTION_CASE("silu", v_silu(a), spec_silu)
-  FUNCTION_CASE("gelu", v_gelu(a), spec_gelu)
-  FUNCTION_CASE("gelu_tanh", v_gelu_tanh(a), spec_gelu_tanh)
-  FUNCTION_CASE("relu", v_relu(a), spec_relu)
-}
+static void functions(void){
+    FUNCTION_CASE("exp", v_exp(a), spec_exp) FUNCTION_CASE("tanh", v_tanh(a), spec_tanh)
+        FUNCTION_CASE("sigmoid", v_sigmoid(a), spec_sigmoid) FUNCTION_CASE("silu", v_silu(a), spec_silu)
+            FUNCTION_CASE("gelu", v_gelu(a), spec_gelu) FUNCTION_CASE("gelu_tanh", v_gelu_tanh(a), spec_gelu_tanh)
+                FUNCTION_CASE("relu", v_relu(a), spec_relu)}
 
 // ---- operations on rows
 
@@ -157,7 +155,8 @@ static void rows_alone(void) {
   }
   for (int n = 1; n < 130; n += n < 9 ? 7 : 40) { // 1, 8, 15, 55, 95
     name_case("softmax and rms_norm to the specification %d", n);
-    float *x = random_floats(n, -3, 3), *y = floats(n), *z = floats(n), *want = floats(n), *weight = random_floats(n, -3, 3);
+    float *x = random_floats(n, -3, 3), *y = floats(n), *z = floats(n), *want = floats(n),
+          *weight = random_floats(n, -3, 3);
     memcpy(y, x, sizeof(float) * (size_t)n);
     memcpy(want, x, sizeof(float) * (size_t)n);
     softmax(y, n);
@@ -176,7 +175,8 @@ static void rows_alone(void) {
 }
 static void choice_case(int n, int k, int weighted) {
   name_case("top_k %d of %d%s", k, n, weighted ? " by other weights" : "");
-  float *x = floats((int64_t)ROWS * n), *y = random_floats((int64_t)ROWS * n, -3, 0), *out = floats((int64_t)ROWS * k), *slots[] = {x, y, out};
+  float *x = floats((int64_t)ROWS * n), *y = random_floats((int64_t)ROWS * n, -3, 0), *out = floats((int64_t)ROWS * k),
+        *slots[] = {x, y, out};
   for (int i = 0; i < ROWS * n; i++) x[i] = (float)random_below(n) * 0x1p-4f; // ties
   x[3] = bits_to_float(0x7FC00000u), x[n + 1] = -INFINITY;
   int32_t *ids[] = {0, 0, room(sizeof(int32_t) * (size_t)(ROWS * k))};
@@ -211,13 +211,15 @@ static void attention_case(const attention_setting *setting, int is_half) {
     int32_t *sequence = room(sizeof(int32_t) * (size_t)(all + 1));
     for (int p = 0; p < all; p++) positions[p] = p, sequence[p] = i;
     for (int part = 0; part < 2; part++) kept[i][part] = random_floats((int64_t)all * widths[part], -4, 1);
-    caches[i] = (cache){cache_room((int64_t)t.kv_heads * all * filled(t.width), is_half), cache_room((int64_t)t.kv_heads * all * filled(t.value_width), is_half), all};
+    caches[i] = (cache){cache_room((int64_t)t.kv_heads * all * filled(t.width), is_half),
+                        cache_room((int64_t)t.kv_heads * all * filled(t.value_width), is_half), all};
     step s = {.op = APPEND, .in = {0, 1, -1}, .out = -1, .n = {t.kv_heads, t.width, t.value_width, is_half}};
     go(&s, 1, &(run){.rows = all, .positions = positions, .sequence = sequence, .caches = table, .slots = kept[i]});
     for (int part = 0; part < 2 && is_half; part++) // what the specification sees of them
       for (int64_t j = 0; j < (int64_t)all * widths[part]; j++) kept[i][part][j] = half(spec_half(kept[i][part][j]));
   }
-  float *q = random_floats((int64_t)rows * t.heads * t.width, -2, 2), *out = floats((int64_t)rows * t.heads * t.value_width), *one = floats(t.heads * t.value_width);
+  float *q = random_floats((int64_t)rows * t.heads * t.width, -2, 2),
+        *out = floats((int64_t)rows * t.heads * t.value_width), *one = floats(t.heads * t.value_width);
   int64_t *positions = room(sizeof(int64_t) * (size_t)rows), most = 0;
   int32_t *sequence = room(sizeof(int32_t) * (size_t)rows);
   for (int i = 0, row = 0; i < 2; i++)
@@ -227,18 +229,34 @@ static void attention_case(const attention_setting *setting, int is_half) {
     }
   step s = {.op = ATTENTION, .in = {0, -1, -1}, .out = 1, .a = t};
   float *slots[] = {q, out};
-  go(&s, 1, &(run){.rows = rows, .positions = positions, .sequence = sequence, .caches = table, .slots = slots, .most_keys = most});
+  go(&s, 1,
+     &(run){.rows = rows,
+            .positions = positions,
+            .sequence = sequence,
+            .caches = table,
+            .slots = slots,
+            .most_keys = most});
   say(case_name, out, (int64_t)rows * t.heads * t.value_width);
   for (int row = 0; row < rows; row++) {
-    float *q_row = q + (ptrdiff_t)row * t.heads * t.width, *out_row = out + (ptrdiff_t)row * t.heads * t.value_width, *alone[] = {q_row, one};
-    go(&s, 1, &(run){.rows = 1, .positions = positions + row, .sequence = sequence + row, .caches = table, .slots = alone, .most_keys = positions[row] + 1});
+    float *q_row = q + (ptrdiff_t)row * t.heads * t.width, *out_row = out + (ptrdiff_t)row * t.heads * t.value_width,
+          *alone[] = {q_row, one};
+    go(&s, 1,
+       &(run){.rows = 1,
+              .positions = positions + row,
+              .sequence = sequence + row,
+              .caches = table,
+              .slots = alone,
+              .most_keys = positions[row] + 1});
     must(case_name, "the row by itself", out_row, one, t.heads * t.value_width);
     for (int h = 0; h < t.heads && row % 3 == 0; h += h + 6 < t.heads ? 5 : 1) {
-      int kv = h / (t.heads / t.kv_heads), end = (int)positions[row] + 1, start = t.window && end > t.window ? end - t.window : 0;
+      int kv = h / (t.heads / t.kv_heads), end = (int)positions[row] + 1,
+          start = t.window && end > t.window ? end - t.window : 0;
       float *k = floats((int64_t)end * t.width), *v = floats((int64_t)end * t.value_width);
       for (int p = 0; p < end; p++) {
-        memcpy(k + (ptrdiff_t)p * t.width, kept[sequence[row]][0] + (ptrdiff_t)p * widths[0] + kv * t.width, sizeof(float) * (size_t)t.width);
-        memcpy(v + (ptrdiff_t)p * t.value_width, kept[sequence[row]][1] + (ptrdiff_t)p * widths[1] + kv * t.value_width, sizeof(float) * (size_t)t.value_width);
+        memcpy(k + (ptrdiff_t)p * t.width, kept[sequence[row]][0] + (ptrdiff_t)p * widths[0] + kv * t.width,
+               sizeof(float) * (size_t)t.width);
+        memcpy(v + (ptrdiff_t)p * t.value_width, kept[sequence[row]][1] + (ptrdiff_t)p * widths[1] + kv * t.value_width,
+               sizeof(float) * (size_t)t.value_width);
       }
       spec_attention(one, &t, h, q_row + h * t.width, k, v, start, end);
       must(case_name, "the specification", out_row + h * t.value_width, one, t.value_width);
@@ -256,14 +274,20 @@ static void keep_half_case(int width) {
   for (int h = 0; h < 0x7C00; h++) // from h to h + 1, which for the last one would be 65536
     for (int i = 0; i < 3; i++) {
       float middle = h == 0x7BFF ? 65520.0f : 0.5f * half((uint16_t)h) + 0.5f * half((uint16_t)(h + 1));
-      x[SWEEP + 3 * h + i] = bits_to_float((float_to_bits(middle) + (uint32_t)i - (middle > 0)) | (uint32_t)(h & 1) << 31);
+      x[SWEEP + 3 * h + i] =
+          bits_to_float((float_to_bits(middle) + (uint32_t)i - (middle > 0)) | (uint32_t)(h & 1) << 31);
     }
   int64_t *positions = room(sizeof(int64_t) * (size_t)rows);
   int32_t *sequence = room(sizeof(int32_t) * (size_t)rows);
   for (int i = 0; i < rows; i++) positions[i] = i, sequence[i] = 0;
   cache c = {cache_room((int64_t)rows * filled(width), 1), cache_room((int64_t)rows * filled(width), 1), rows};
   step s = {.op = APPEND, .in = {0, 1, -1}, .out = -1, .n = {1, width, width, 1}};
-  go(&s, 1, &(run){.rows = rows, .positions = positions, .sequence = sequence, .caches = (const cache *[]){&c}, .slots = (float *[]){x, x + rows * width}});
+  go(&s, 1,
+     &(run){.rows = rows,
+            .positions = positions,
+            .sequence = sequence,
+            .caches = (const cache *[]){&c},
+            .slots = (float *[]){x, x + rows * width}});
   float *got = floats(2 * (int64_t)rows * filled(width)), *want = floats(2 * (int64_t)rows * filled(width));
   for (int i = 0, at = 0; i < n; i += width) // the bits as they are, but of what is no number
     for (int j = 0; j < filled(width); j++, at++) {
@@ -305,18 +329,20 @@ int main(int count, char **words) {
   fprintf(stderr, "variant %s, %d threads\n", swarm_variant(), swarm_pool_threads(threads));
   // 53 rows of weights are handed out in two pieces
   static const int all[] = {256, 64, 9, 8, 2, 1, 0}, few[] = {9, 2, 1, 0}, over[] = {300, 0};
-#define X(T, WEIGHTS, BYTES_)                                                                                                 \
-  dequantise_case(T, #T, 2048);                                                                                               \
-  embed_case(T, #T, 512);                                                                                                     \
-  product_case(T, #T, T == Q8_0 || T == Q4_K ? 53 : 29, WEIGHTS == 32 ? 576 : 512, all);                                      \
+#define X(T, WEIGHTS, BYTES_)                                                            \
+  dequantise_case(T, #T, 2048);                                                          \
+  embed_case(T, #T, 512);                                                                \
+  product_case(T, #T, T == Q8_0 || T == Q4_K ? 53 : 29, WEIGHTS == 32 ? 576 : 512, all); \
   product_case(T, #T, 29, 2048, few);
   FOR_EACH_TYPE(X)
 #undef X
-#define X(T)                                                                                                                  \
-  dequantise_case(T, #T, 50);                                                                                                 \
-  embed_case(T, #T, 50);                                                                                                      \
+#define X(T)                  \
+  dequantise_case(T, #T, 50); \
+  embed_case(T, #T, 50);      \
   product_case(T, #T, 29, 50, all);
-  X(F32) X(F16) X(BF16)
+  X(F32)
+  X(F16)
+  X(BF16)
 #undef X
   every_half(F16, "F16");
   every_half(BF16, "BF16");

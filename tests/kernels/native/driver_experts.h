@@ -8,8 +8,12 @@ typedef struct {
 static bank random_bank(const expert_setting *s, int count) {
   expert *each = room(sizeof(expert) * (size_t)count);
   for (int i = 0; i < count; i++) {
-    each[i] = (expert){.gate = random_matrix(s->gate, s->hidden, s->inputs), .up = random_matrix(s->gate, s->hidden, s->inputs), .down = random_matrix(s->down, s->outputs, s->hidden)};
-    if (s->biased) each[i].gate_bias = random_floats(s->hidden, -3, 0), each[i].up_bias = random_floats(s->hidden, -3, 0), each[i].down_bias = random_floats(s->outputs, -3, 0);
+    each[i] = (expert){.gate = random_matrix(s->gate, s->hidden, s->inputs),
+                       .up = random_matrix(s->gate, s->hidden, s->inputs),
+                       .down = random_matrix(s->down, s->outputs, s->hidden)};
+    if (s->biased)
+      each[i].gate_bias = random_floats(s->hidden, -3, 0), each[i].up_bias = random_floats(s->hidden, -3, 0),
+      each[i].down_bias = random_floats(s->outputs, -3, 0);
   }
   return (bank){each, count, s->activation, s->inputs, s->hidden, s->outputs};
 }
@@ -18,13 +22,17 @@ static void expert_case(const expert_setting *s, int is_i16) {
   name_case("experts %s%s", is_i16 ? "i16 " : "", s->word);
   static const int widths[] = {256, 64, 9, 8, 2, 1};
   bank b = random_bank(s, EXPERT_COUNT);
-  float *x = random_floats((int64_t)256 * s->inputs, is_i16 ? -2 : -6, 1), *first = 0, *one = floats(s->outputs), *in_f32 = floats(s->outputs);
+  float *x = random_floats((int64_t)256 * s->inputs, is_i16 ? -2 : -6, 1), *first = 0, *one = floats(s->outputs),
+        *in_f32 = floats(s->outputs);
   float *weights[EXPERT_COUNT][3];
   for (int e = 0; e < EXPERT_COUNT; e++)
-    for (int i = 0; i < 3; i++) weights[e][i] = dequantised(i == 0 ? &b.experts[e].gate : i == 1 ? &b.experts[e].up : &b.experts[e].down);
+    for (int i = 0; i < 3; i++)
+      weights[e][i] = dequantised(i == 0 ? &b.experts[e].gate : i == 1 ? &b.experts[e].up : &b.experts[e].down);
   int32_t *pairs = room(sizeof(int32_t) * 2 * 512);
   for (int i = 0; i < 512; i++) // two of each row; the first one is liked most
-    pairs[2 * i] = i / 2, pairs[2 * i + 1] = i % 2 ? 1 + random_below(EXPERT_COUNT - 1) : random_below(4) ? 0 : 5 - random_below(2);
+    pairs[2 * i] = i / 2, pairs[2 * i + 1] = i % 2             ? 1 + random_below(EXPERT_COUNT - 1)
+                                             : random_below(4) ? 0
+                                                               : 5 - random_below(2);
   for (int w = is_i16; w < 6; w++) { // in i16 the widest would take an emulated CPU seconds
     int n = 2 * widths[w];
     char name[160];
@@ -60,12 +68,24 @@ static void experts(int is_i16) {
       {"Q5_1 F16", Q5_1, F16, 96, 80, 40, SILU, 0},
       {"BF16 Q4_0 biased", BF16, Q4_0, 40, 64, 50, RELU, 1},
   };
-  for (size_t i = 0; i < sizeof each / sizeof *each - (is_i16 ? 0 : 2); i++) expert_case(each + i, is_i16); // the last two have both classes
+  for (size_t i = 0; i < sizeof each / sizeof *each - (is_i16 ? 0 : 2); i++)
+    expert_case(each + i, is_i16); // the last two have both classes
 }
 
 // ---- a model: two blocks, of which the second has a window; tokens in, logits of wanted rows out
 
-enum { D = 96, HEADS = 4, KV_HEADS = 2, WIDTH = 32, Q_WIDTH = HEADS * WIDTH, KV_WIDTH = KV_HEADS * WIDTH, VOCABULARY = 90, USED = 2, MODEL_ROWS = 20, CACHED = 32 };
+enum {
+  D = 96,
+  HEADS = 4,
+  KV_HEADS = 2,
+  WIDTH = 32,
+  Q_WIDTH = HEADS * WIDTH,
+  KV_WIDTH = KV_HEADS * WIDTH,
+  VOCABULARY = 90,
+  USED = 2,
+  MODEL_ROWS = 20,
+  CACHED = 32
+};
 enum slot { X_, H, QG, Q, GATE, K, V_, A, O, SCORES, CHOSEN, E, SHARE, LAST_X, LAST_H, LOGITS, QUANTISED, SLOTS };
 static step model_steps[96];
 static int step_count, model_is_i16, model_is_half;
@@ -92,7 +112,8 @@ static void push_rope(int slot, int heads, int width, const float *cosines, cons
   s->n[0] = heads, s->n[1] = 24, s->vector = cosines, s->second = sines;
 }
 static void push_block(int layer, const float *cosines, const float *sines, bank *b) {
-  static const expert_setting shapes[] = {{"", Q4_1, MXFP4, D, 64, D, SILU, 0}, {"", IQ4_NL, Q5_1, D, 64, D, GELU_TANH, 1}};
+  static const expert_setting shapes[] = {{"", Q4_1, MXFP4, D, 64, D, SILU, 0},
+                                          {"", IQ4_NL, Q5_1, D, 64, D, GELU_TANH, 1}};
   push_norm(X_, H);
   push_matmul(layer ? Q4_0 : Q8_0, H, QG, 2 * Q_WIDTH, D);
   for (int part = 0; part < 2; part++) {
@@ -109,7 +130,16 @@ static void push_block(int layer, const float *cosines, const float *sines, bank
   s = push(APPEND, K, V_, -1, 0, 0);
   s->n[0] = KV_HEADS, s->n[1] = WIDTH, s->n[2] = WIDTH, s->n[3] = model_is_half, s->memory = layer;
   s = push(ATTENTION, Q, -1, A, 0, 0);
-  s->a = (attention){HEADS, KV_HEADS, WIDTH, WIDTH, layer ? 6 : 0, 0.2f, layer ? 0 : 20.0f, layer ? random_floats(HEADS, -2, 1) : 0, model_is_half}, s->memory = layer;
+  s->a = (attention){HEADS,
+                     KV_HEADS,
+                     WIDTH,
+                     WIDTH,
+                     layer ? 6 : 0,
+                     0.2f,
+                     layer ? 0 : 20.0f,
+                     layer ? random_floats(HEADS, -2, 1) : 0,
+                     model_is_half},
+  s->memory = layer;
   push(SIGMOID, GATE, -1, GATE, Q_WIDTH, Q_WIDTH);
   push(MUL, A, GATE, A, Q_WIDTH, Q_WIDTH)->n[0] = Q_WIDTH;
   push_matmul(Q5_1, A, O, D, Q_WIDTH);
@@ -129,7 +159,23 @@ static void push_block(int layer, const float *cosines, const float *sines, bank
 }
 // Logits of the last `wanted` of rows `from` to `to`
 static void run_model(const int32_t *tokens, const cache *caches, int from, int to, int wanted, float *logits) {
-  const int widths[SLOTS] = {D, D, 2 * Q_WIDTH, Q_WIDTH, Q_WIDTH, KV_WIDTH, KV_WIDTH, Q_WIDTH, D, EXPERT_COUNT, USED, D, 1, D, D, VOCABULARY, (int)quantised_floats(Q_WIDTH)};
+  const int widths[SLOTS] = {D,
+                             D,
+                             2 * Q_WIDTH,
+                             Q_WIDTH,
+                             Q_WIDTH,
+                             KV_WIDTH,
+                             KV_WIDTH,
+                             Q_WIDTH,
+                             D,
+                             EXPERT_COUNT,
+                             USED,
+                             D,
+                             1,
+                             D,
+                             D,
+                             VOCABULARY,
+                             (int)quantised_floats(Q_WIDTH)};
   float *slots[SLOTS];
   int32_t *ids[SLOTS] = {0}, n = to - from, sequence[MODEL_ROWS] = {0}, rows[MODEL_ROWS];
   int64_t positions[MODEL_ROWS];
@@ -137,8 +183,20 @@ static void run_model(const int32_t *tokens, const cache *caches, int from, int 
   ids[CHOSEN] = room(sizeof(int32_t) * (size_t)(n * USED));
   for (int i = 0; i < n; i++) positions[i] = from + i;
   for (int i = 0; i < wanted; i++) rows[i] = n - wanted + i;
-  run r = {.rows = n, .wanted_count = wanted, .tokens = tokens + from, .positions = positions, .wanted = rows, .sequence = sequence, .caches = &caches, .slots = slots, .ids = ids,
-           .most_keys = to, .hidden = floats((int64_t)n * USED * 64), .hidden_quantised = floats((int64_t)n * USED * (int64_t)quantised_floats(64)), .expert_rows = floats((int64_t)n * USED * D), .index = room(sizeof(int32_t) * (size_t)(4 * n * USED + 1 + EXPERT_COUNT))};
+  run r = {.rows = n,
+           .wanted_count = wanted,
+           .tokens = tokens + from,
+           .positions = positions,
+           .wanted = rows,
+           .sequence = sequence,
+           .caches = &caches,
+           .slots = slots,
+           .ids = ids,
+           .most_keys = to,
+           .hidden = floats((int64_t)n * USED * 64),
+           .hidden_quantised = floats((int64_t)n * USED * (int64_t)quantised_floats(64)),
+           .expert_rows = floats((int64_t)n * USED * D),
+           .index = room(sizeof(int32_t) * (size_t)(4 * n * USED + 1 + EXPERT_COUNT))};
   go(model_steps, step_count, &r);
   memcpy(logits, slots[LOGITS], sizeof(float) * (size_t)(wanted * VOCABULARY));
 }
@@ -148,7 +206,9 @@ static void models(int is_i16, int is_half) {
   float *cosines = random_floats(12 * CACHED, -6, 0), *sines = random_floats(12 * CACHED, -6, 0);
   bank banks[2];
   cache caches[2];
-  for (int i = 0; i < 2; i++) caches[i] = (cache){cache_room(KV_HEADS * CACHED * WIDTH, is_half), cache_room(KV_HEADS * CACHED * WIDTH, is_half), CACHED};
+  for (int i = 0; i < 2; i++)
+    caches[i] =
+        (cache){cache_room(KV_HEADS * CACHED * WIDTH, is_half), cache_room(KV_HEADS * CACHED * WIDTH, is_half), CACHED};
   push(EMBED, -1, -1, X_, 0, D)->m = random_matrix(Q8_0, VOCABULARY, D);
   push(SCALE, X_, -1, X_, D, D)->f = 3.1f;
   for (int i = 0; i < 2; i++) push_block(i, cosines, sines, banks + i);

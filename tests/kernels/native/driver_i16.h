@@ -1,4 +1,5 @@
-// The i16 class: rows of activations as integers, and products with them. Rows and experts of it are in driver_experts.h.
+// The i16 class: rows of activations as integers, and products with them. Rows and experts of it are in
+// driver_experts.h.
 #pragma once
 
 // Rows that are easily got wrong, in turn: zeros of either sign, too small for a scale, subnormal, the smallest and the
@@ -19,7 +20,9 @@ static float *odd_rows(int k) {
       case 5: *at = is_block ? 3.4e38f * sign / (float)(1 + i % 7) : *at; break;
       case 6: *at = is_block && i % LANES == 5 ? -INFINITY : *at; break;
       case 7: *at = i == k - 1 ? bits_to_float(0xFFC00000u) : *at; break;
-      case 8: *at = (float)(i % LANES * 2 - 31) * (i % LANES == 31 ? 0x1p15f : 0.5f); break; // halves of what is a whole number
+      case 8:
+        *at = (float)(i % LANES * 2 - 31) * (i % LANES == 31 ? 0x1p15f : 0.5f);
+        break; // halves of what is a whole number
       }
     }
   return x;
@@ -27,7 +30,8 @@ static float *odd_rows(int k) {
 static void quantise_case(int k, int is_odd) {
   name_case("quantise%s k%d", is_odd ? " odd rows" : "", k);
   int rows = is_odd ? ODD_ROWS : 5, n = chunked(k), each = (int)quantised_floats(k);
-  float *x = is_odd ? odd_rows(k) : random_floats((int64_t)rows * k, -9, 3), *whole = floats((int64_t)rows * each), *parts = floats(each);
+  float *x = is_odd ? odd_rows(k) : random_floats((int64_t)rows * k, -9, 3), *whole = floats((int64_t)rows * each),
+        *parts = floats(each);
   step s = {.op = QUANTISE, .in = {0, -1, -1}, .out = 1, .width = k, .out_width = each};
   go(&s, 1, &(run){.rows = rows, .slots = (float *[]){x, whole}});
   int32_t *v = room(sizeof(int32_t) * (size_t)n);
@@ -40,14 +44,14 @@ static void quantise_case(int k, int is_odd) {
     for (int b = 0; b < n / 32; b++) result[n + b] = q.scale32[b];
     must(case_name, "the specification", result, want, n);
     must(case_name, "the specification", q.scale32, scale, n / 32);
-#define SUMS(GOT, EACH, SCALE)                                                                                                \
-  for (int g = 0; g < n / EACH; g++) {                                                                                          \
-    int32_t sum = 0;                                                                                                            \
-    for (int i = 0; i < EACH; i++) sum += v[g * EACH + i];                                                                      \
-    got[g] = (float)(GOT)[g], want[g] = (float)sum;                                                                             \
-  }                                                                                                                             \
-  must(case_name, "the sum of " #EACH, got, want, n / EACH);                                                                    \
-  for (int g = 0; g < n / EACH; g++) want[g] = scale[g * EACH / 32];                                                            \
+#define SUMS(GOT, EACH, SCALE)                                       \
+  for (int g = 0; g < n / EACH; g++) {                               \
+    int32_t sum = 0;                                                 \
+    for (int i = 0; i < EACH; i++) sum += v[g * EACH + i];           \
+    got[g] = (float)(GOT)[g], want[g] = (float)sum;                  \
+  }                                                                  \
+  must(case_name, "the sum of " #EACH, got, want, n / EACH);         \
+  for (int g = 0; g < n / EACH; g++) want[g] = scale[g * EACH / 32]; \
   must(case_name, "the scale of " #EACH, SCALE, want, n / EACH);
     SUMS(q.four, 4, q.scale)
     SUMS(q.fours, 4, q.scale)
@@ -65,7 +69,8 @@ static void quantise_case(int k, int is_odd) {
 }
 static void i16_matmul(const matrix *m, const float *x, int n, float *out) {
   int k = m->cols, each = (int)quantised_floats(k);
-  float *in = floats((int64_t)n * k), *slots[] = {memcpy(in, x, sizeof(float) * (size_t)n * (size_t)k), floats((int64_t)n * each), out};
+  float *in = floats((int64_t)n * k),
+        *slots[] = {memcpy(in, x, sizeof(float) * (size_t)n * (size_t)k), floats((int64_t)n * each), out};
   step steps[] = {{.op = QUANTISE, .in = {0, -1, -1}, .out = 1, .width = k, .out_width = each},
                   {.op = MATMUL, .meet = 1, .in = {0, 1, -1}, .out = 2, .width = k, .out_width = m->rows, .m = *m}};
   go(steps, 2, &(run){.rows = n, .slots = slots});
@@ -74,7 +79,8 @@ static void i16_case(int type, const char *word, int rows, int k, const int *wid
   name_case("matmul i16 %s k%d", word, k);
   matrix m = random_matrix(type, rows, k);
   int most = *widths;
-  float *x = random_floats((int64_t)most * k, -2, 2), *first = 0, *w = dequantised(&m), *want = floats(rows), *in_f32 = floats(rows);
+  float *x = random_floats((int64_t)most * k, -2, 2), *first = 0, *w = dequantised(&m), *want = floats(rows),
+        *in_f32 = floats(rows);
   for (; *widths; widths++) {
     int n = *widths;
     char name[160];
@@ -114,11 +120,11 @@ static void i16_odd_case(int type, const char *word, int k) {
 static void integers(void) {
   static const int all[] = {256, 64, 9, 8, 2, 1, 0}, few[] = {9, 2, 1, 0}, lengths[] = {32, 50, 96, 256, 544, 2048};
   for (int i = 0; i < 6; i++) quantise_case(lengths[i], 0), quantise_case(lengths[i], 1);
-#define X(T, WEIGHTS, BYTES_)                                                                                                 \
-  i16_case(T, #T, T == Q8_0 || T == Q4_K ? 53 : 19, WEIGHTS == 32 ? 544 : 512, all);                                          \
-  i16_case(T, #T, 19, 256, few);                                                                                              \
-  if (WEIGHTS == 32) i16_case(T, #T, 20, 576, few), i16_case(T, #T, 15, 96, few);                                             \
-  i16_case(T, #T, 21, 2048, few);                                                                                             \
+#define X(T, WEIGHTS, BYTES_)                                                        \
+  i16_case(T, #T, T == Q8_0 || T == Q4_K ? 53 : 19, WEIGHTS == 32 ? 544 : 512, all); \
+  i16_case(T, #T, 19, 256, few);                                                     \
+  if (WEIGHTS == 32) i16_case(T, #T, 20, 576, few), i16_case(T, #T, 15, 96, few);    \
+  i16_case(T, #T, 21, 2048, few);                                                    \
   i16_odd_case(T, #T, WEIGHTS == 32 ? 160 : 256);
   FOR_EACH_QUANT(X)
 #undef X

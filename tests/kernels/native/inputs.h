@@ -28,7 +28,8 @@ static void *room_aligned(size_t bytes, size_t align) {
   if (!start) no_memory();
   held[held_count++] = (holding){start, 0};
 #else
-  size_t page = (size_t)sysconf(_SC_PAGESIZE), filled = (bytes + align - 1) / align * align, whole = (filled + page - 1) / page * page;
+  size_t page = (size_t)sysconf(_SC_PAGESIZE), filled = (bytes + align - 1) / align * align,
+         whole = (filled + page - 1) / page * page;
   char *start = mmap(0, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED || mprotect(start + whole, page, PROT_NONE)) no_memory();
   held[held_count++] = (holding){start, whole + page};
@@ -41,8 +42,10 @@ static float *floats(int64_t n) { return room(sizeof(float) * (size_t)n); }
 static void let_go(void) {
   while (held_count) {
     holding h = held[--held_count];
-    if (h.bytes) munmap(h.start, h.bytes);
-    else free(h.start);
+    if (h.bytes)
+      munmap(h.start, h.bytes);
+    else
+      free(h.start);
   }
 }
 
@@ -96,7 +99,8 @@ static uint8_t *random_blocks(int type, int64_t blocks, int bytes) {
       for (int i = 0; i < bytes; i += 2) random_half(p + i);
       break;
     case BF16:
-      for (int i = 0; i < bytes; i += 2) memcpy(p + i, &(uint16_t){(uint16_t)(float_to_bits(random_float(-8, 1)) >> 16)}, 2);
+      for (int i = 0; i < bytes; i += 2)
+        memcpy(p + i, &(uint16_t){(uint16_t)(float_to_bits(random_float(-8, 1)) >> 16)}, 2);
       break;
     case Q4_1:
     case Q5_1:
@@ -124,7 +128,8 @@ static matrix random_matrix(int type, int rows, int cols) {
 #undef X
   }
   if (type == F32 || type == F16 || type == BF16) bytes /= weights, weights = 1;
-  return (matrix){random_blocks(type, (int64_t)rows * (cols / weights), bytes), type, rows, cols, cols / weights * bytes};
+  return (matrix){random_blocks(type, (int64_t)rows * (cols / weights), bytes), type, rows, cols,
+                  cols / weights * bytes};
 }
 
 // ---- results
@@ -160,7 +165,8 @@ static void say(const char *name, const float *x, int64_t n) {
 static void must(const char *name, const char *what, const float *got, const float *want, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     if (float_to_bits(got[i]) != float_to_bits(want[i]) && (got[i] == got[i] || want[i] == want[i])) {
-      fprintf(stderr, "%s: element %lld is %a, %s gives %a\n", name, (long long)i, (double)got[i], what, (double)want[i]);
+      fprintf(stderr, "%s: element %lld is %a, %s gives %a\n", name, (long long)i, (double)got[i], what,
+              (double)want[i]);
       failures++;
       return;
     }
@@ -168,7 +174,9 @@ static void must(const char *name, const char *what, const float *got, const flo
 // A case's results are about right: their relative L2 distance from what they should be about is at most `bar`
 static double apart, whole;
 static void about(const float *got, const float *want, int64_t n) {
-  for (int64_t i = 0; i < n; i++) apart += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]), whole += (double)want[i] * (double)want[i];
+  for (int64_t i = 0; i < n; i++)
+    apart += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]),
+        whole += (double)want[i] * (double)want[i];
 }
 static void must_be_near(const char *name, double bar) {
   if (!(apart <= bar * bar * whole)) {

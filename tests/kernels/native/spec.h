@@ -75,7 +75,8 @@ static uint16_t spec_half(float x) {
   return (uint16_t)(sign | (((unit + 24) << 10) + (int)rintf(ldexpf(a, -unit))));
 }
 // One head of one row: q[width] against keys[end][width] and values[end][value_width], from key `start` on.
-static void spec_attention(float *out, const attention *t, int head, const float *q, const float *keys, const float *values, int start, int end) {
+static void spec_attention(float *out, const attention *t, int head, const float *q, const float *keys,
+                           const float *values, int start, int end) {
   float *e = malloc(sizeof(float) * (size_t)end), lane[LANES] = {0}, top = t->sinks ? t->sinks[head] : -INFINITY;
   for (int p = start; p < end; p++) {
     e[p] = spec_dot(q, keys + (ptrdiff_t)p * t->width, t->width) * t->scale;
@@ -101,9 +102,11 @@ static void spec_attention(float *out, const attention *t, int head, const float
 static void spec_quantise(const float *x, int k, int32_t *v, float *scale) {
   for (int b = 0; b < (k + 63) / 64 * 2; b++) {
     float top = 0;
-    for (int i = b * 32; i < b * 32 + 32 && i < k; i++) top = fabsf(x[i]) < INFINITY && top == top ? (fabsf(x[i]) > top ? fabsf(x[i]) : top) : NAN;
+    for (int i = b * 32; i < b * 32 + 32 && i < k; i++)
+      top = fabsf(x[i]) < INFINITY && top == top ? (fabsf(x[i]) > top ? fabsf(x[i]) : top) : NAN;
     scale[b] = top < 1e-30f ? 0 : top / 32512.0f; // what is not finite makes every product that
-    for (int i = b * 32; i < b * 32 + 32; i++) v[i] = i < k && scale[b] > 0 ? (int32_t)rintf(x[i] * (1.0f / scale[b])) : 0;
+    for (int i = b * 32; i < b * 32 + 32; i++)
+      v[i] = i < k && scale[b] > 0 ? (int32_t)rintf(x[i] * (1.0f / scale[b])) : 0;
   }
 }
 // A row of weights likewise: whole numbers, and of each 16 the scale and what is added to each weight
@@ -125,7 +128,8 @@ static void spec_weights(const matrix *m, int row, int32_t *code, float *scale, 
   }
 }
 // One row of weights by one row of activations; `filled_k` is a multiple of 64
-static float spec_i16_dot(int type, const int32_t *code, const float *scale, const float *add, const int32_t *v, const float *x_scale, int filled_k) {
+static float spec_i16_dot(int type, const int32_t *code, const float *scale, const float *add, const int32_t *v,
+                          const float *x_scale, int filled_k) {
   float lane[16] = {0}, low[16] = {0};
   int each = 0, lanes = 16; // activations that a minimum is multiplied with at once
   for (int g = 0; g < filled_k / 4; g++) {
@@ -151,14 +155,17 @@ static float spec_i16_dot(int type, const int32_t *code, const float *scale, con
 static void spec_products(float *out, const matrix *m, const float *w, const float *x, int n, int is_i16) {
   int k = m->cols, filled_k = (k + 63) / 64 * 64;
   int32_t *v = malloc(sizeof(int32_t) * (size_t)(filled_k * (n + 1))), *code = v + filled_k * n;
-  float *scale = malloc(sizeof(float) * (size_t)(filled_k / 32 * (n + 4))), *own = scale + filled_k / 32 * n, *add = own + filled_k / 16;
+  float *scale = malloc(sizeof(float) * (size_t)(filled_k / 32 * (n + 4))), *own = scale + filled_k / 32 * n,
+        *add = own + filled_k / 16;
   is_i16 = is_i16 && m->type != F32 && m->type != F16 && m->type != BF16;
-  for (int c = 0; c < n && is_i16; c++) spec_quantise(x + (ptrdiff_t)c * k, k, v + c * filled_k, scale + c * (filled_k / 32));
+  for (int c = 0; c < n && is_i16; c++)
+    spec_quantise(x + (ptrdiff_t)c * k, k, v + c * filled_k, scale + c * (filled_k / 32));
   for (int r = 0; r < m->rows; r++) {
     if (is_i16) spec_weights(m, r, code, own, add);
     for (int c = 0; c < n; c++)
-      out[(ptrdiff_t)c * m->rows + r] = is_i16 ? spec_i16_dot(m->type, code, own, add, v + c * filled_k, scale + c * (filled_k / 32), filled_k)
-                                               : spec_dot(w + (ptrdiff_t)r * filled(k), x + (ptrdiff_t)c * k, k);
+      out[(ptrdiff_t)c * m->rows + r] =
+          is_i16 ? spec_i16_dot(m->type, code, own, add, v + c * filled_k, scale + c * (filled_k / 32), filled_k)
+                 : spec_dot(w + (ptrdiff_t)r * filled(k), x + (ptrdiff_t)c * k, k);
   }
   free(v);
   free(scale);

@@ -190,13 +190,25 @@ def test_a_compiler_that_does_not_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "not done within 0.2 s" in message
 
 
-def test_the_next_compiler_has_its_turn(tmp_path: Path, compiler: str) -> None:
+def test_the_next_compiler_has_its_turn(tmp_path: Path, compiler: str, caplog: pytest.LogCaptureFixture) -> None:
     env = environ(tmp_path, CC=script(tmp_path / "failing", "exit 1"))
     (tmp_path / "bin" / "clang").symlink_to(compiler)
     for tool in ("cp", "sh"):
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool) or "")
     build.load(env)
     assert calls(tmp_path) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"native: {env['CC']} failed: no message; {tmp_path}/bin/clang was taken"
+    ]
+
+
+def test_a_library_outlives_its_compiler(tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.load(environ(tmp_path, CC=compiler, PATH=os.environ["PATH"]))
+    Path(compiler).unlink()
+    env = environ(tmp_path)
+    assert build.load(env).swarm_variant()
+    monkeypatch.setattr(build, "cpu_features", lambda: "another CPU's")
+    assert refusal(env) == f"native: there is no C compiler; {INSTALL}"
 
 
 def test_a_folder_that_cannot_be_written_is_named_once(tmp_path: Path, compiler: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from native_kit import (
     F32,
     FUNCTIONS,
+    PLAIN_ROPE,
     bound,
     compiled,
     given,
@@ -192,24 +193,12 @@ def test_softcap(cap: float, library: ctypes.CDLL) -> None:
     same_bits(ours, np.float32(cap) * mapped(library, "tanh_of", x / np.float32(cap)))
 
 
-ROPE = {
-    "base": 10000.0,
-    "factor": 1.0,
-    "scaling": "none",
-    "original_context": 0.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "log_multiplier": 0.0,
-    "attn_factor": 1.0,
-}
-
-
 @pytest.mark.parametrize("name", ["rope", "rope_pairs"])
 @pytest.mark.parametrize(("heads", "width", "dimensions"), [(1, 64, 64), (4, 80, 80), (3, 128, 64), (2, 20, 6)])
 @pytest.mark.parametrize("first", [0, 1000])
 def test_rope(name: str, heads: int, width: int, dimensions: int, first: int) -> None:
     x = RNG.standard_normal((first + 12, heads * width)).astype(np.float32)[-12:]
-    operations = [given(0, x), operation(name, (0,), (0,), heads=heads, dimensions=dimensions, **ROPE)]
+    operations = [given(0, x), operation(name, (0,), (0,), heads=heads, dimensions=dimensions, **PLAIN_ROPE)]
     program = bound(operations, native(2))
     sequence = program.sequence()
     if first:  # what came before
@@ -232,7 +221,7 @@ def test_rope(name: str, heads: int, width: int, dimensions: int, first: int) ->
 
 def rotated_by_the_reference(name: str, x: F32, heads: int, dimensions: int, first: int) -> F32:
     """One host table, two rounded products and a rounded sum: nothing is left to differ in."""
-    constants = reference.PREPARED[name]({"heads": heads, "dimensions": dimensions, **ROPE})
+    constants = reference.PREPARED[name]({"heads": heads, "dimensions": dimensions, **PLAIN_ROPE})
     rows = rows_of(len(x), None, first=first)  # type: ignore[arg-type]
     ours: F32 = reference.OPERATIONS[name](x, rows=rows, **constants)
     return ours
@@ -241,7 +230,7 @@ def rotated_by_the_reference(name: str, x: F32, heads: int, dimensions: int, fir
 def test_rope_is_not_afraid_of_the_table_growing_under_other_layers() -> None:
     """Programs share tables; what is bound first must see what a later run made longer."""
     x = RNG.standard_normal((1, 8)).astype(np.float32)
-    turn = operation("rope", (0,), (0,), heads=1, dimensions=8, **ROPE)
+    turn = operation("rope", (0,), (0,), heads=1, dimensions=8, **PLAIN_ROPE)
     operations = [given(0, x), turn, operation("copy", (0,), (1,)), turn]
     program = bound(operations)
     sequence = program.sequence()

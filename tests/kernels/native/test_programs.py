@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from native_kit import F32, bound, f32_matrix, native, operation, rows_of, weights
+from native_kit import F32, PLAIN_ROPE, bound, f32_matrix, native, operation, rows_of, weights
 
 from kernels.formats import GGMLType
 from kernels.interface import DenseBackend, ExpertWeights, Operation
@@ -45,18 +45,7 @@ EXPERTS = {
     )
     for e in range(5)
 }
-ROPE = {
-    "dimensions": 4,
-    "base": 100.0,
-    "factor": 1.0,
-    "scaling": "none",
-    "original_context": 0.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "log_multiplier": 0.0,
-    "attn_factor": 1.0,
-    "heads": 4,
-}
+ROPE = PLAIN_ROPE | {"dimensions": 4, "base": 100.0, "heads": 4}
 IN_PLACE: dict[str, Callable[[int], dict[str, Any]]] = {
     "silu": lambda w: {},
     "gelu_tanh": lambda w: {},

@@ -51,7 +51,8 @@ class Golden:
 
     def data(self) -> Any:
         """The recorded arrays."""
-        return np.load(ARCHS / f"{self.name}.npz")
+        with np.load(ARCHS / f"{self.name}.npz") as file:
+            return dict(file)
 
 
 def golden_params() -> list[Any]:

@@ -96,7 +96,7 @@ KNOBS: tuple[Knob, ...] = (
         default="f32",
         metavar="|".join(ACTIVATION_DTYPES),
         choices=ACTIVATION_DTYPES,
-        help="dtype of the activations that are multiplied: f32, or i16: less precise, faster on CPUs with VNNI or dotprod",
+        help="dtype of the activations that are multiplied: f32, or i16: less precise, faster with VNNI or dotprod",
     ),
     Knob(
         name="kv_cache",

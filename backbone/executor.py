@@ -99,8 +99,7 @@ class Executor:
                 is_boundary = stop.kind in ("experts", "collect")
                 if (experts.is_here and is_boundary) or (rows.taps is None and not is_boundary):
                     continue
-                # Whoever waits for experts waits longer than a thread may spin, and keeps no core from them.
-                _run(run, at, stop.at, more=not is_boundary)
+                _run(run, at, stop.at)
                 at = stop.at
                 if stop.kind == "experts":
                     if clock is not None:
@@ -137,9 +136,9 @@ class Executor:
         return logits
 
 
-def _run(run: Run, start: int, stop: int, *, more: bool = False) -> None:
+def _run(run: Run, start: int, stop: int) -> None:
     try:
-        run.run(start, stop, more=more)
+        run.run(start, stop)
     except NotFinite as error:
         raise BackboneError(f"{error}, and there is nobody else to ask; the request ends") from None
 

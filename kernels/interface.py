@@ -123,8 +123,8 @@ class Operation:
 class Run(Protocol):
     """A program on one batch of rows."""
 
-    def run(self, start: int, stop: int, *, more: bool = False) -> None:
-        """Run operations start to stop. `more`: the next ones follow within microseconds.
+    def run(self, start: int, stop: int) -> None:
+        """Run operations start to stop.
 
         NotFinite when experts' rows are not finite.
         """

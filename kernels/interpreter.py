@@ -78,7 +78,7 @@ class InterpretedRun:
     def __init__(self, bound: tuple[_Bound, ...], slots: list[Any], rows: Rows, ns: NDArray[np.int64] | None) -> None:
         self._bound, self._slots, self._rows, self._ns = bound, slots, rows, ns
 
-    def run(self, start: int, stop: int, *, more: bool = False) -> None:
+    def run(self, start: int, stop: int) -> None:
         """Run operations start to stop."""
         # What overflows or is no number shows in the logits, or in the experts' rows, where it is looked for.
         with np.errstate(all="ignore"):

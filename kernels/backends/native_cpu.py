@@ -65,9 +65,9 @@ class NativeBackend:
         """Floats that so many activations take when they are quantised; None in the F32 class."""
         return self._library.swarm_quantised_floats if self._is_i16 else None
 
-    def run(self, steps: int, count: int, run: CRun, more: bool) -> None:
+    def run(self, steps: int, count: int, run: CRun) -> None:
         """Run steps at an address. KernelError when there is no memory."""
-        if self._library.swarm_run(self._threads(), steps, count, ctypes.byref(run), more):
+        if self._library.swarm_run(self._threads(), steps, count, ctypes.byref(run)):
             raise KernelError("native: no memory for what the threads need")
 
     def bank_of(self, bank: ExpertBank) -> CBank:

@@ -2,7 +2,7 @@
 // none.
 //
 // Whoever calls pool_run is thread 0. At a barrier a thread spins for at most SPIN_NS, then sleeps; between runs the
-// others spin as long only when told that another run follows at once.
+// others sleep, for what lies between takes longer than a spin: the next token, or experts elsewhere.
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,7 +20,7 @@ struct pool {
   APART atomic_uint arrived;
   APART atomic_uint phase; // of barriers: grows by one at each
   APART atomic_uint run;   // of runs: grows by one at each
-  atomic_int sleepers, spin;
+  atomic_int sleepers;
   job_function *function;
   void *job;
   pthread_mutex_t lock;
@@ -91,7 +91,7 @@ static void *pool_thread(void *at) {
   free(at);
   unsigned seen = 0;
   for (;;) {
-    wait_change(here.p, &here.p->run, seen, atomic_load(&here.p->spin));
+    wait_change(here.p, &here.p->run, seen, 0);
     seen = atomic_load(&here.p->run);
     if (here.p->stop) return 0;
     here.p->function(here.p, here.thread, here.p->job);
@@ -108,12 +108,11 @@ static float *scratch(pool *p, int thread, size_t floats) {
   }
   return p->scratch[thread];
 }
-// More says that another run follows at once: the threads then wait for it awake, for SPIN_NS.
-static void pool_run(pool *p, job_function *function, void *job, int more) {
+// Run a function on all threads; returns when all are done.
+static void pool_run(pool *p, job_function *function, void *job) {
   if (p->threads > 1) {
     p->function = function;
     p->job = job;
-    atomic_store(&p->spin, more);
     change(p, &p->run);
   }
   function(p, 0, job);

@@ -356,13 +356,13 @@ EXPORT void swarm_pool_free(pool *p) {
   free(p);
 }
 // 0, or 1 when there is no memory. r->bad_layer tells of experts whose rows were not finite.
-EXPORT int32_t swarm_run(pool *p, const step *steps, int32_t count, run *r, int32_t more) {
+EXPORT int32_t swarm_run(pool *p, const step *steps, int32_t count, run *r) {
   job j = {.steps = steps, .count = count, .r = r};
   j.counters = calloc((size_t)count * 2 + 1, sizeof(atomic_int));
   if (!j.counters) return 1;
   atomic_store(&j.bad_layer, -1);
   j.since = r->ns ? now_ns() : 0;
-  pool_run(p, run_steps, &j, more);
+  pool_run(p, run_steps, &j);
   free(j.counters);
   r->bad_layer = atomic_load(&j.bad_layer);
   return atomic_load(&j.no_memory);
@@ -410,7 +410,7 @@ EXPORT int32_t swarm_expert_rows(pool *p, const bank *b, const float *x, int32_t
                        .x_quantised = x_quantised,
                        .hidden_quantised = hidden_quantised};
     group(&j.experts);
-    pool_run(p, run_call, &j, 0);
+    pool_run(p, run_call, &j);
   }
   free(index);
   free(hidden);

@@ -24,7 +24,7 @@ from .structs import CBank, CRun, CStep
 class Kernels(Protocol):
     """The loaded library with its threads."""
 
-    def run(self, steps: int, count: int, run: CRun, more: bool) -> None:
+    def run(self, steps: int, count: int, run: CRun) -> None:
         """Run steps at an address. KernelError when there is no memory."""
 
     @property
@@ -136,7 +136,7 @@ class NativeProgram:
             addresses = [address(array) for array in space.expert_space]
             space.run.hidden, space.run.hidden_quantised, space.run.expert_rows, space.run.index = addresses
 
-    def run(self, start: int, stop: int, space: Workspace, more: bool) -> None:
+    def run(self, start: int, stop: int, space: Workspace) -> None:
         """Run operations start to stop."""
         first, end = self.compiled.first_step[start], self.compiled.first_step[stop]
         if first == end:
@@ -145,7 +145,7 @@ class NativeProgram:
             self._load_banks(first, end)
         if self._most_pairs_a_row:
             self._make_expert_space(space)
-        self._kernels.run(self._address + first * ctypes.sizeof(CStep), end - first, space.run, more)
+        self._kernels.run(self._address + first * ctypes.sizeof(CStep), end - first, space.run)
         if space.run.bad_layer >= 0:
             raise NotFinite(space.run.bad_layer)
 
@@ -184,10 +184,10 @@ class NativeRun:
         for i, sequence in enumerate(dict.fromkeys(rows.sequences)):
             space.caches[i] = ctypes.addressof(_reserved(sequence, rows.positions[of == i]))
 
-    def run(self, start: int, stop: int, *, more: bool = False) -> None:
+    def run(self, start: int, stop: int) -> None:
         """Run operations start to stop. NotFinite when experts' rows are not finite."""
         self._at = stop
-        self._program.run(start, stop, self._space, more)
+        self._program.run(start, stop, self._space)
 
     def values(self, slot: int) -> F32:
         """What a slot holds, [rows, width]."""

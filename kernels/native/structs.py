@@ -114,7 +114,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.swarm_pool_new.argtypes = (c_int32,)
     library.swarm_pool_threads.argtypes = (c_void_p,)
     library.swarm_pool_free.argtypes = (c_void_p,)
-    library.swarm_run.argtypes = (c_void_p, c_void_p, c_int32, POINTER(CRun), c_int32)
+    library.swarm_run.argtypes = (c_void_p, c_void_p, c_int32, POINTER(CRun))
     library.swarm_expert_rows.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int32),
         *(c_void_p, c_int32, c_void_p, c_int32),

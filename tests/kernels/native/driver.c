@@ -10,7 +10,7 @@
 
 static pool *threads;
 static void go(const step *steps, int count, run *r) {
-  if (swarm_run(threads, steps, count, r, 0)) {
+  if (swarm_run(threads, steps, count, r)) {
     fprintf(stderr, "%s: no memory\n", case_name);
     exit(2);
   }

@@ -207,7 +207,7 @@ def values_of(text: Text, backend: DenseBackend, count: int, cut: int) -> dict[i
     sequence = program.sequence()
     rows = rows_of(count, sequence, wanted=sorted({0, count // 3, count - 1}))
     on_its_way = program.begin(rows)
-    on_its_way.run(0, cut, more=True)
+    on_its_way.run(0, cut)
     on_its_way.run(cut, len(text.operations))
     found = {slot: on_its_way.values(slot).copy() for slot in text.width}
     on_its_way.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backbone.placement import Candidate, Plan, place
@@ -68,6 +68,8 @@ def test_each_expert_once_and_no_budget_exceeded(sizes: dict[int, list[int]], bu
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5))
+@example(5, 11, 3)  # what is owed from layer to layer would give one worker three and another one
+@example(5, 21, 4)
 def test_loads_of_a_layer_differ_by_one_at_most(workers: int, experts: int, layers: int) -> None:
     plan = place({layer: [7] * experts for layer in range(layers)}, candidates(*[0] * workers))
     for layer in range(layers):

@@ -20,8 +20,8 @@ from native_kit import F32, PLAIN_ROPE, bound, f32_matrix, native, operation, ro
 from kernels.formats import GGMLType
 from kernels.interface import DenseBackend, ExpertWeights, Operation
 from kernels.interpreter import Interpreter
-from kernels.native.compiler import NUMBERS, SHARED, compile_program
-from kernels.native.structs import CStep
+from kernels.native.barriers import SHARED, meetings
+from kernels.steps import Step, compile_program
 
 SLOTS = 4  #: registers; beside them the two of a choice of experts
 SCORES, CHOSEN = SLOTS, SLOTS + 1
@@ -149,29 +149,28 @@ def texts(draw: Callable[[Any], Any]) -> Callable[[DenseBackend], Text]:
     return for_backend
 
 
-def clashes(steps: list[CStep]) -> list[tuple[int, int]]:
+def clashes(steps: list[Step], meets: list[bool]) -> list[tuple[int, int]]:
     """Pairs of steps that must not overlap and between which nobody waits: found pair by pair, with no bookkeeping."""
-    append, attention, experts = (NUMBERS[name] for name in ("append", "attention", "experts"))
-    phase = list(itertools.accumulate(step.meet for step in steps))
+    phase = list(itertools.accumulate(meets))
 
-    def reads(step: CStep) -> list[tuple[Any, int]]:
+    def reads(step: Step) -> list[tuple[Any, int]]:
         """Buffers, each with the width of its rows."""
-        second = step.n[0] if step.op == NUMBERS["mul"] else step.width
+        second = step.n[0] if step.op == "mul" else step.width
         found: list[tuple[Any, int]] = [
             (slot, width)
-            for slot, width in zip(step.inputs, (step.width, second, step.width), strict=True)
+            for slot, width in zip(step.inputs, (step.width, second, step.width), strict=False)
             if slot >= 0
         ]
-        return found + ([(("cache", step.memory), 0)] if step.op == attention else [])
+        return found + ([(("cache", step.memory), 0)] if step.op == "attention" else [])
 
-    def writes(step: CStep) -> list[tuple[Any, int]]:
+    def writes(step: Step) -> list[tuple[Any, int]]:
         found: list[tuple[Any, int]] = [(step.out, step.out_width)] if step.out >= 0 else []
-        found += [(("cache", step.memory), 0)] if step.op == append else []
-        return found + ([("the call", 0)] if step.op == experts else [])
+        found += [(("cache", step.memory), 0)] if step.op == "append" else []
+        return found + ([("the call", 0)] if step.op == "experts" else [])
 
-    def overlap(one: CStep, two: CStep) -> bool:
+    def overlap(one: Step, two: Step) -> bool:
         """Whether a thread may touch in one step what another one touches in the other step, and one of them writes."""
-        by_rows = one.op not in SHARED and two.op not in SHARED and bool(one.wanted) == bool(two.wanted)
+        by_rows = one.op not in SHARED and two.op not in SHARED and one.is_last == two.is_last
         both = itertools.chain(
             itertools.product(writes(one), writes(two) + reads(two)), itertools.product(reads(one), writes(two))
         )
@@ -187,10 +186,9 @@ def clashes(steps: list[CStep]) -> list[tuple[int, int]]:
 def test_the_oracle_of_barriers_sees_a_missing_one() -> None:
     x = operation("embed", (), (0,), weight=EMBEDDINGS[64])
     steps = compile_program([x, operation("matmul", (0,), (1,), weight=MATRICES[64, 64])], 2).steps
-    assert [step.meet for step in steps] == [0, 1]
-    assert clashes(steps) == []
-    steps[1].meet = 0
-    assert clashes(steps) == [(0, 1)]
+    assert meetings(steps) == [False, True]
+    assert clashes(steps, [False, True]) == []
+    assert clashes(steps, [False, False]) == [(0, 1)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -198,7 +196,8 @@ def test_the_oracle_of_barriers_sees_a_missing_one() -> None:
 def test_no_two_steps_that_clash_lie_between_two_barriers(text: Callable[[DenseBackend], Text]) -> None:
     operations = text(native()).operations
     for quantised_floats in (None, lambda width: width):  # both classes
-        assert clashes(compile_program(operations, SLOTS + 2, quantised_floats).steps) == []
+        steps = compile_program(operations, SLOTS + 2, quantised_floats).steps
+        assert clashes(steps, meetings(steps)) == []
 
 
 def values_of(text: Text, backend: DenseBackend, count: int, cut: int) -> dict[int, F32]:

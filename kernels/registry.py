@@ -35,7 +35,26 @@ def _native(options: Options) -> DenseBackend:
     return NativeBackend(options)
 
 
-BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {"native": _native, "numpy": _numpy}
+def _opencl(options: Options) -> DenseBackend:
+    from .device.backend import DeviceBackend  # imported here: drivers are heavy, and may not be there
+    from .device.opencl_devices import open_device
+
+    return DeviceBackend("opencl", open_device(), options)
+
+
+def _cuda(options: Options) -> DenseBackend:
+    from .device.backend import DeviceBackend
+    from .device.cuda import open_device
+
+    return DeviceBackend("cuda", open_device(), options)
+
+
+BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {
+    "native": _native,
+    "numpy": _numpy,
+    "opencl": _opencl,
+    "cuda": _cuda,
+}
 
 
 AUTO = "auto"  #: native where it works, else numpy

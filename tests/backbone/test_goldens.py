@@ -20,7 +20,7 @@ from backbone.tokenizer import load_tokenizer
 from kernels.state import Taps
 
 Find = Callable[[str], Path]
-BACKENDS = ("numpy", "native")
+BACKENDS = ("numpy", "native", "opencl")
 PROMPTS = json.loads((GOLDEN / "verse-moe-golden.json").read_text())["prompts"]
 
 

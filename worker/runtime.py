@@ -44,7 +44,8 @@ class Runtime:
         path = session.model_path
         self._file = open_gguf(path) if path else None
         self._store = ExpertStore(backend, self._file)
-        self._state = WorkerState(memory_bytes=session.memory_bytes, has_file=path is not None)
+        bounds = [bound for bound in (session.memory_bytes, backend.memory_bytes) if bound]
+        self._state = WorkerState(memory_bytes=min(bounds, default=0), has_file=path is not None)
         self._progress = ProgressBar(sys.stderr, "experts", is_quiet=session.quiet)
         self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

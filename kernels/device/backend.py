@@ -31,7 +31,7 @@ class DeviceBackend:
         self.name, self._kernels, self._room = name, Kernels(device), Room(device)
         info = device.info
         self.device = f"{info.name} ({info.driver})"
-        self.memory_bytes = info.memory_bytes
+        self.memory_bytes = info.memory_bytes * 9 // 10  # the rest is for rows on their way, and for the driver
         # A device that flushes small numbers, or whose compiler has ideas of its own, has a class of its own.
         own = f"{name} {self.device}"
         self.numeric_class = NumericClass(name="canonical-1" if is_canonical(self._kernels, self._room) else own)

@@ -50,6 +50,7 @@ class FaultyBackend:
     def __init__(self, inner: Backend, faults: dict[str, str]) -> None:
         self._inner, self._faults = inner, faults
         self.name, self.device, self.threads = inner.name, inner.device, inner.threads
+        self.memory_bytes = inner.memory_bytes
         self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
 
     def load(self, experts: Mapping[int, ExpertWeights]) -> FaultyBank:

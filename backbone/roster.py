@@ -76,15 +76,6 @@ class Roster:
         """Whose key this is."""
         return self._by_key.get(key)
 
-    def classes(self) -> dict[tuple[int, int], str]:
-        """The numeric class of whoever was given each (layer, expert), as planned: a loss changes nothing."""
-        return {
-            (layer, expert): peer.report.numeric_class
-            for peer in self
-            for layer, experts in peer.holds.items()
-            for expert in experts
-        }
-
     def named(self, name: str) -> Peer:
         """The worker of this name."""
         return self._by_name[name]

@@ -14,6 +14,7 @@ die-at-start    the process ends before it connects
 corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
+dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
 """
 
@@ -25,6 +26,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,8 @@ def main() -> int:
         if isinstance(message, Hello) and "version" in faults:
             self.socket.send(_other_version(message))
             return True
+        if isinstance(message, Hello) and "dtype" in faults:
+            message = replace(message, wire_dtypes=("f64",))
         return _plain_send(self, message, tensors)
 
     def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> bool | None:

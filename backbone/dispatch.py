@@ -73,6 +73,7 @@ class ReportLost:
     """A worker gets no more calls. One that is not trusted may not come back in this run either."""
 
     worker: str
+    epoch: int  #: of what it served; it may have been assigned anew since
     reason: str
     is_trusted: bool
 
@@ -254,7 +255,7 @@ class Dispatcher:
         for member in members:
             member.standing = Standing.LOST
         self._find_holders()
-        actions: list[Action] = [ReportLost(member.name, reason, is_trusted) for member in members]
+        actions: list[Action] = [ReportLost(member.name, member.epoch, reason, is_trusted) for member in members]
         actions += self._taken_over(
             (layer, expert)
             for member in members

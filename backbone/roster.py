@@ -50,8 +50,12 @@ class Peer:
         return self.report.state == "lost"
 
     def fail(self, reason: str, *, is_trusted: bool) -> None:
-        """Note that the worker failed."""
+        """The worker is lost."""
         self.report.state = "lost"
+        self.note(reason, is_trusted=is_trusted)
+
+    def note(self, reason: str, *, is_trusted: bool) -> None:
+        """The worker failed, and may be back by now."""
         self.report.failures.append(reason)
         self.is_barred = self.is_barred or not is_trusted
 

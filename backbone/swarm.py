@@ -336,7 +336,8 @@ class Swarm:
 
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)
-        peer.fail(lost.reason, is_trusted=lost.is_trusted)
+        failed = peer.fail if lost.epoch == peer.epoch else peer.note
+        failed(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls go to others, or are computed here", lost.worker, lost.reason)
 
     def _on_new_map(self, new: NewMap) -> None:

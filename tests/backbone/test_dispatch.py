@@ -95,7 +95,7 @@ def test_a_lost_workers_calls_are_computed_here() -> None:
     (first,) = sent(issue(dispatcher, {0: 1}))
     (second,) = sent(issue(dispatcher, {1: 1}, ticket=2))
     assert dispatcher.lost("a", "killed", 1.0) == [
-        ReportLost("a", "killed", True),
+        ReportLost("a", 1, "killed", True),
         ComputeLocally(1, 0, (0,)),
         ComputeLocally(2, 0, (1,)),
     ]
@@ -137,7 +137,7 @@ def test_a_refusal_is_believed() -> None:
     (call,) = sent(issue(dispatcher, {0: 1}))
     assert isinstance(dispatcher.refused("b", call.seq, "not mine", 1.0)[0], ReportDropped)
     lost, local = dispatcher.refused("a", call.seq, "no memory", 1.0)
-    assert lost == ReportLost("a", "it refused call 1, layer 0: no memory", True)
+    assert lost == ReportLost("a", 1, "it refused call 1, layer 0: no memory", True)
     assert local == ComputeLocally(1, 0, (0,))
 
 
@@ -147,7 +147,7 @@ def test_a_deadline_loses_the_late_worker_only() -> None:
     sent(issue(dispatcher, {2: 1}, ticket=2, now_s=6.0))
     assert dispatcher.next_deadline() == 15.0
     assert dispatcher.ticked(14.9) == []
-    assert dispatcher.ticked(15.0) == [ReportLost("a", "no answer within 10 s", True), ComputeLocally(1, 0, (0,))]
+    assert dispatcher.ticked(15.0) == [ReportLost("a", 1, "no answer within 10 s", True), ComputeLocally(1, 0, (0,))]
     assert dispatcher.next_deadline() == 16.0
 
 

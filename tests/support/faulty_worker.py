@@ -1,6 +1,7 @@
 """The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
 
 delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
+first:PATH      only the process that can make this file has the other faults
 mark:PATH       makes a file when a computation begins, so that a test can act in the middle of it
 reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
@@ -109,6 +110,11 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
 def main() -> int:
     """Put the faults in place, then run `worker local`."""
     faults = {name: value for name, _, value in (arg.partition(":") for arg in sys.argv[1:])}
+    if "first" in faults:
+        try:
+            Path(faults["first"]).touch(exist_ok=False)
+        except FileExistsError:
+            faults = {}
     if "die-at-start" in faults:
         print("something happened\nno luck today", file=sys.stderr)
         return 3

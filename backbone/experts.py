@@ -6,7 +6,7 @@ Legend: T rows, K chosen experts a row, D width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,8 @@ from kernels import registry
 from kernels.combine import pairs_of
 from kernels.device.interface import DeviceError
 from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights
+
+from .class_map import MapChange
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,10 @@ class ExpertSource(Protocol):
     @property
     def busiest_ns(self) -> int:
         """Nanoseconds that the busiest worker computed, by its own word, for the ticket that was waited for last."""
+
+    @property
+    def class_changes(self) -> Sequence[MapChange]:
+        """Each time, so far, that experts went over to another numeric class, in order."""
 
     def send(self, layer: int, x: F32, ids: I32) -> Ticket:
         """Ask for the experts `ids` [T, K] of `layer` on rows x [T, D]. Returns at once."""
@@ -53,6 +59,7 @@ class LocalExperts:
 
     is_here = True
     busiest_ns = 0  #: what is computed here is done when `send` returns
+    class_changes = ()
 
     def __init__(
         self,

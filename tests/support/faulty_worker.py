@@ -1,6 +1,7 @@
 """The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
 
 delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
+first:PATH      only the process that can make this file has the other faults
 mark:PATH       makes a file when a computation begins, so that a test can act in the middle of it
 reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
@@ -14,6 +15,7 @@ die-at-start    the process ends before it connects
 corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
+dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
 """
 
@@ -25,6 +27,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,11 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
 def main() -> int:
     """Put the faults in place, then run `worker local`."""
     faults = {name: value for name, _, value in (arg.partition(":") for arg in sys.argv[1:])}
+    if "first" in faults:
+        try:
+            Path(faults["first"]).touch(exist_ok=False)
+        except FileExistsError:
+            faults = {}
     if "die-at-start" in faults:
         print("something happened\nno luck today", file=sys.stderr)
         return 3
@@ -118,6 +126,8 @@ def main() -> int:
         if isinstance(message, Hello) and "version" in faults:
             self.socket.send(_other_version(message))
             return True
+        if isinstance(message, Hello) and "dtype" in faults:
+            message = replace(message, wire_dtypes=("f64",))
         return _plain_send(self, message, tensors)
 
     def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> bool | None:

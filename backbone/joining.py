@@ -59,8 +59,8 @@ class Joining:
         return all(peer.calls_route is not None for peer in self._roster)
 
     def all_ready(self) -> bool:
-        """Whether every worker has loaded what it was assigned."""
-        return not any(peer.to_load for peer in self._roster)
+        """Whether every worker that is left has loaded what it was assigned."""
+        return not any(peer.to_load and not peer.is_lost for peer in self._roster)
 
     # ---- what the backbone does
 

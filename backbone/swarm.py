@@ -116,7 +116,8 @@ class Swarm:
                 self._start(f"local-{number}", spec, share_path, command)
             self._wait_until(self._joining.all_greeted, "said hello")
             self._joining.assign(placement)
-            self._wait_until(self._joining.all_ready, "loaded its experts")
+            # Who cannot hold its experts is told of and done without: they are computed elsewhere.
+            self._wait_until(self._joining.all_ready, "loaded its experts", is_needed=False)
         except BaseException:
             self.close()
             raise
@@ -208,16 +209,16 @@ class Swarm:
         if worker.pidfd is not None:
             self._poller.register(worker.pidfd, zmq.POLLIN)
 
-    def _wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, is_so: Callable[[], bool], what: str, *, is_needed: bool = True) -> None:
         give_up = time.monotonic() + self._join_timeout_s
         while not is_so():
             if self._pump(PATIENCE_MS):
                 give_up = time.monotonic() + self._join_timeout_s
             for peer in self._roster:
-                if peer.is_lost:
+                if peer.is_lost and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
             if time.monotonic() > give_up:
-                peer = next(p for p in self._roster if p.calls_route is None or p.to_load)
+                peer = next(p for p in self._roster if not p.is_lost and (p.calls_route is None or p.to_load))
                 words = f"; its last words: {line}" if (line := peer.worker.last_line()) else ""
                 raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 

@@ -15,6 +15,7 @@ die-at-start    the process ends before it connects
 corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
+device:KIND:N   an OpenCL device that fails: of KIND launch, gone, nan and memory, see faulty_device.py
 dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
 """
@@ -34,7 +35,9 @@ from typing import Any
 import msgpack
 import zmq
 
-from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights, NumericClass
+from kernels.device import opencl_devices
+from kernels.device.backend import DeviceBackend
+from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights, NumericClass, Options
 from kernels.registry import make_backend
 from protocol import frames
 from protocol.messages import Hello, Message, Rows
@@ -139,6 +142,16 @@ def main() -> int:
 
     Connection.send = send  # type: ignore[method-assign]
     experts.ExpertStore.add_chunk = add_chunk  # type: ignore[method-assign]
+    if "device" in faults:
+        sys.path.append(str(Path(__file__).parent))
+        from faulty_device import FaultyDevice
+
+        kind, _, number = faults["device"].partition(":")
+        device = FaultyDevice(opencl_devices.open_device(), **{kind: int(number)})
+        backend: Backend = DeviceBackend("opencl", device, Options())
+        device.arm()
+        cli.make_backend = lambda *_: backend  # type: ignore[attr-defined, assignment, return-value]
+        return cli.main(["local"])
     cli.make_backend = lambda *how: FaultyBackend(make_backend(*how), faults)  # type: ignore[attr-defined, assignment, return-value]
     return cli.main(["local"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -122,13 +123,21 @@ def test_a_corrupt_slice_is_fetched_again(model: TinyExperts) -> None:
         check(swarm, model, layer=1)
 
 
+def test_a_worker_that_cannot_load_its_experts_is_done_without(
+    model: TinyExperts, caplog: pytest.LogCaptureFixture
+) -> None:
+    with swarm_of(model, 1, command=faulty("corrupt:999")) as swarm:
+        check(swarm, model)
+        assert [report.state for report in swarm.report()] == ["lost"]
+        assert swarm.local_calls > 0
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert re.search(r"worker local-1 is lost: it cannot load its experts: slice \w{12} arrived 2 times", told[0])
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (
-            faulty("corrupt:999"),
-            r"worker local-1 cannot serve: it cannot load its experts: slice \w{12} arrived 2 times",
-        ),
         (faulty("die-at-start"), "its process ended with exit code 3: no luck today"),
         (
             faulty("version"),

@@ -33,7 +33,7 @@ FAULT = re.compile(r"data race|Invalid read|Invalid write|Invalid memory|FATAL|d
 
 NO_EXTENSIONS = (
     *("-x", "cl", STANDARD, "-target", "spir64", "-Xclang", "-finclude-default-header", "-Xclang", "-cl-ext=-all"),
-    *("-Wall", "-Wno-unused-function", "-Wdouble-promotion", "-Werror", "-fsyntax-only"),
+    *("-Wall", "-Wno-unused-function", "-Werror", "-fsyntax-only"),
 )
 #: Without ROCm's headers and libraries; the text says how its words are spelt then.
 BARE_HIP = (

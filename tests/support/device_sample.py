@@ -70,6 +70,7 @@ DEFINES = {"WIDTH": str(WIDTH), "OFFSET": "(0.25f + 0.5f)"}
 NO_BARRIER = ("  BARRIER();\n", "")
 NO_SEMICOLON = ("BARRIER();\n", "BARRIER()\n")
 DOUBLE = ("* 0.5f;", "* 0.5;")
+CAST_DOUBLE = ("* 0.5f;", "* (float)0.5;")
 HALF = ("float a = x[LOCAL_ID],", "half h = 0; float a = x[LOCAL_ID] + h,")
 BESIDE = ("if (column < columns) y", "if (column < columns + 64) y")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import device_checks
 import pytest
 from device_checks import CUDA_TARGETS, HIP_TARGETS, Refused, need
-from device_sample import BESIDE, DEFINES, DOUBLE, HALF, NO_BARRIER, NO_SEMICOLON, SOURCE, with_fault
+from device_sample import BESIDE, CAST_DOUBLE, DEFINES, DOUBLE, HALF, NO_BARRIER, NO_SEMICOLON, SOURCE, with_fault
 
 #: Each compiler's check of a text, by its word.
 COMPILERS: dict[str, tuple[str, Callable[[str], None]]] = {
@@ -50,7 +50,7 @@ def test_a_syntax_error_is_found_where_it_is(name: str) -> None:
         check(with_fault(NO_SEMICOLON))
 
 
-@pytest.mark.parametrize("fault", [DOUBLE, HALF], ids=["double", "half"])
+@pytest.mark.parametrize("fault", [DOUBLE, CAST_DOUBLE, HALF], ids=["double", "cast double", "half"])
 def test_opencl_c_without_extensions_has_neither_double_nor_half(fault: tuple[str, str]) -> None:
     need("clang")
     with pytest.raises(Refused, match=r"cl_khr_fp64|double|half"):

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from cuda_shim import ShimDevice
-from native_builds import REQUIRE
+from device_checks import is_required, lacks
 
 from kernels.device import opencl, opencl_ctypes
 from kernels.device.backend import DeviceBackend
 from kernels.device.driver import Driver
-from kernels.device.opencl_devices import open_device
-from kernels.errors import BackendUnavailable
 from kernels.interface import Options
 
 
-@functools.cache
-def _lacks() -> str:
-    try:
-        open_device()
-    except BackendUnavailable as error:
-        return str(error)
-    return ""
-
-
-def needs_opencl(is_required: bool = "opencl" in os.environ.get(REQUIRE, "").split()) -> pytest.MarkDecorator:
+def needs_opencl() -> pytest.MarkDecorator:
     """Skips where there is no OpenCL device, with what lacks, unless there has to be one."""
-    return pytest.mark.skipif(not is_required and bool(_lacks()), reason=_lacks() or "there is one")
+    problem = None if is_required("opencl") else lacks("opencl")
+    return pytest.mark.skipif(problem is not None, reason=problem or "there is one")
 
 
 def _by_own_division() -> Driver:

@@ -163,9 +163,8 @@ class Dispatcher:
     # ---- events: workers
 
     def planned(self, classes: Mapping[tuple[int, int], str]) -> None:
-        """A plan was accepted, before anything is issued: it fixes the class of each (layer, expert) that it gives."""
+        """A plan was accepted, before any worker joins: it fixes the class of each (layer, expert) that it gives."""
         self.class_map = self.class_map.given(classes)
-        self._find_holders()
 
     def joined(
         self, worker: str, numeric_class: str, epoch: int, holds: Mapping[int, Collection[int]], now_s: float

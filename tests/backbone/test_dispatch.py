@@ -306,6 +306,31 @@ def test_of_a_stalled_worker_only_what_is_asked_for_changes() -> None:
     assert local == ComputeLocally(3, 0, (1,))
 
 
+def test_a_new_call_goes_to_the_holder_that_has_least_of_the_ticket() -> None:
+    dispatcher = serving(("a", OURS, {0: (0,)}), ("b", OURS, {0: (0, 1)}), ("c", OURS, {0: (0,)}))
+    calls = sent(issue(dispatcher, {1: 3, 0: 1}))
+    assert [(c.worker, c.experts) for c in calls] == [("b", (1,)), ("a", (0,))]
+    assert [(c.worker, c.experts) for c in sent(dispatcher.lost("a", "killed", 1.0))] == [("c", (0,))]
+
+
+def test_what_is_held_by_a_worker_of_another_class_waits_for_its_map() -> None:
+    """A worker may hold what is not of its class yet: it is asked for it once it is, and its loss means nothing before."""
+    a, b = {0: (0, 1)}, {0: (1, 2)}
+    dispatcher = serving(("a", OURS, a), ("b", THEIRS, b), theirs=((0, 1), (0, 2)))
+    (call,) = sent(issue(dispatcher, {2: 1}))
+    new, _ = dispatcher.unsent(call.seq, 1.0)
+    assert isinstance(new, NewMap)
+    assert new.experts == ((0, 2),)
+    assert [type(action) for action in dispatcher.lost("a", "killed", 2.0)] == [ReportLost]
+    assert dispatcher.joined("a", OURS, 7, a, 3.0) == []
+    assert isinstance(answer(dispatcher, call)[0], ReportDropped)  # the stalled one serves again
+    (call,) = sent(issue(dispatcher, {1: 1}, ticket=2))
+    _, new, again = dispatcher.lost("b", "killed", 4.0)
+    assert isinstance(new, NewMap)
+    assert (call.worker, new.experts) == ("b", ((0, 1),))
+    assert [(c.worker, c.experts) for c in sent([again])] == [("a", (1,))]
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Workers of two classes that answer, lie, stall, die and return in any order, while tickets come and go."""
 

@@ -53,7 +53,7 @@ def write_private(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_private(path: Path) -> dict[str, Any] | None:
-    """The object of a file; None when there is no file. FileDamaged when it holds none, OSError when it is unreadable."""
+    """The object of a file; None when there is no file. FileDamaged when it holds none, OSError if it is unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

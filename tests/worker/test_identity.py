@@ -46,7 +46,9 @@ def test_an_open_folder_is_closed(folder: Identities) -> None:
 
 def test_each_backbone_and_each_name_has_its_own(folder: Identities) -> None:
     other = replace(INVITE, server_key=b"\2" * 32)
-    made = [new_identity(name, invite) for name, invite in (("a", INVITE), ("b", INVITE), ("a", other), ("x.b", INVITE))]
+    made = [
+        new_identity(name, invite) for name, invite in (("a", INVITE), ("b", INVITE), ("a", other), ("x.b", INVITE))
+    ]
     for identity in made:
         folder.save(identity)
     assert folder.find(server_key=INVITE.server_key, name="b") == [made[1]]

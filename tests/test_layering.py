@@ -24,7 +24,7 @@ THIRD_PARTY = {
     "archdefs": set[str](),
     "kernels": {"numpy"},
     "worker": {"numpy", "zmq", "msgpack"},
-    "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2"},
+    "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2", "segno"},
 }
 MODULES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 DYNAMIC = {"__import__", "import_module", "exec", "eval"}

@@ -53,7 +53,7 @@ def endpoint_of(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invite:
-    """Where a backbone is, and the key that lets a worker enrol there until it expires. ProtocolError for wrong ones."""
+    """Where a backbone is, and the key that lets a worker enrol there until it expires. ProtocolError for bad ones."""
 
     hosts: tuple[str, ...]  #: in the order in which to try them
     port: int

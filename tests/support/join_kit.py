@@ -42,6 +42,7 @@ class Door:
         self.routes: dict[bytes, bytes] = {}  #: of the connection for calls
         self.refused: list[str] = []
         self.fetched = 0  #: bytes
+        self.most_fetched = 1 << 60  #: after which no more are sent
 
     def _admits(self, key: bytes) -> bool:
         return self.book.invites.admits(z85.decode(key), self.now)
@@ -97,6 +98,9 @@ class Door:
         assert self.slices is not None
         data = self.slices.read(key.hex(), fetch)
         assert data is not None
+        if self.fetched + len(data) > self.most_fetched:
+            self.most_fetched = 0  # a smaller one behind it would fit
+            return
         self.fetched += len(data)
         self.gate.send(route, encode(Chunk(fetch.sha256, fetch.offset), [Tensor(DType.U8, (len(data),), data)]))
 

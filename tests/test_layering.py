@@ -24,7 +24,7 @@ THIRD_PARTY = {
     "archdefs": set[str](),
     "kernels": {"numpy"},
     "worker": {"numpy", "zmq", "msgpack"},
-    "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2"},
+    "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2", "segno"},
 }
 #: What only an extra brings: each is imported by the one module that binds it, in a function.
 EXTRAS = {"kernels/device/opencl.py": "pyopencl", "kernels/device/cuda.py": "cupy"}

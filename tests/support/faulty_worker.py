@@ -133,12 +133,12 @@ def main() -> int:
             message = replace(message, wire_dtypes=("f64",))
         return _plain_send(self, message, tensors)
 
-    def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> bool | None:
+    def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> None:
         if offset + len(data) == size and _count["corrupted"] < int(faults.get("corrupt", 0)):
             _count["corrupted"] += 1
             data = data.copy()
             data[-1] ^= 1
-        return _plain_add(self, sha256, size, offset, data)
+        _plain_add(self, sha256, size, offset, data)
 
     Connection.send = send  # type: ignore[method-assign]
     experts.ExpertStore.add_chunk = add_chunk  # type: ignore[method-assign]

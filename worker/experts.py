@@ -63,9 +63,10 @@ class ExpertStore:
         on_disk = self._cache.newest() if self._cache is not None else ()
         return tuple(islice(dict.fromkeys(chain(self._slices, on_disk)), most))
 
-    def keep(self, slices: Collection[bytes], without: int) -> None:
-        """Let go of a layer's experts and of all slices but these."""
-        self._layers.pop(without, None)
+    def keep(self, slices: Collection[bytes], without: int | None) -> None:
+        """Let go of all slices but these, and of a layer's experts where one is named."""
+        if without is not None:
+            self._layers.pop(without, None)
         self._slices = {sha256: data for sha256, data in self._slices.items() if sha256 in slices}
         self._arrivals.keep(slices)
         if self._cache is not None:

@@ -75,10 +75,10 @@ class SendFetch:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep these slices and no others; let go of a layer's experts."""
+    """Keep these slices and no others; let go of a layer's experts, where one is named."""
 
     slices: frozenset[bytes]
-    layer: int
+    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,25 @@ Action = SendHello | SendAttach | Send | SendFetch | Keep | Check | Store | Load
 
 @dataclass(slots=True)
 class _Layer:
-    """What a layer was last assigned."""
+    """What a layer was last assigned. What it was assigned before serves calls until that is here."""
 
     assign: Assign
     nbytes: int
     missing: set[bytes]
-    is_held: bool = False
+    held: Assign | None = None  #: whose experts are held
+    held_nbytes: int = 0
+    epochs: set[int] = field(default_factory=set)  #: that a call may be of: each was held, one after the other
     is_stale: bool = False  #: of an earlier session
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the experts that were assigned last are held."""
+        return self.held is self.assign
+
+    def back_to_held(self) -> None:
+        """What was held before goes on serving: the last assignment is given up."""
+        if self.held is not None:
+            self.assign, self.nbytes, self.missing = self.held, self.held_nbytes, set()
 
 
 @dataclass(slots=True)
@@ -196,8 +208,9 @@ class WorkerState:
         self._checking.clear()
         self._attempts.clear()
         self._bytes_done = self._bytes_total = 0
-        self._layers = {i: layer for i, layer in self._layers.items() if layer.is_held}
+        self._layers = {i: layer for i, layer in self._layers.items() if layer.held is not None}
         for layer in self._layers.values():
+            layer.back_to_held()
             layer.is_stale = True
         return []
 
@@ -244,6 +257,7 @@ class WorkerState:
     def assigned(self, assign: Assign, sizes: Sequence[int], here: Sequence[int] = ()) -> list[Action]:
         """Experts to hold, with the bytes of each of their slices, and how many of these lie on this machine."""
         nbytes, others = sum(sizes), self._bytes_beside(assign.layer)
+        before = self._layers.get(assign.layer)
         dropped = list[int]()
         if self.memory_bytes and nbytes + others > self.memory_bytes:
             dropped = self._drop_stale()
@@ -263,7 +277,11 @@ class WorkerState:
         places = zip(assign.slices, sizes, here or [0] * len(sizes), strict=True)
         named = {piece.sha256: (piece, size, there) for piece, size, there in places if piece.sha256}
         layer = self._layers[assign.layer] = _Layer(assign, nbytes, named.keys() - self._here)
-        lets_go.append(Keep(self._kept(), assign.layer))
+        if before is not None and before.held is not None and not before.is_stale and self._fits_beside(before, assign):
+            layer.held, layer.held_nbytes, layer.epochs = before.held, before.held_nbytes, before.epochs
+            lets_go.append(Keep(self._kept()))
+        else:
+            lets_go.append(Keep(self._kept(), assign.layer))
         checks = list[Action]()
         for sha256, (piece, size, there) in named.items():
             if sha256 in self._here or sha256 in self._sizes:
@@ -333,8 +351,11 @@ class WorkerState:
         layer = self._layers.get(assign.layer)
         if layer is None or layer.is_stale or layer.assign.epoch != assign.epoch:
             return []
-        layer.is_held = True
-        return [Send(Ready(assign.epoch, assign.layer))]
+        is_other = layer.held is not None
+        layer.held, layer.held_nbytes = assign, layer.nbytes
+        layer.epochs.add(assign.epoch)
+        lets_go = [Keep(self._kept())] if is_other else []  # of what the one before had and this one has not
+        return [*lets_go, Send(Ready(assign.epoch, assign.layer))]
 
     def not_loaded(self, assign: Assign, reason: str) -> list[Action]:
         """They do not make experts."""
@@ -343,12 +364,12 @@ class WorkerState:
     # ---- events: calls
 
     def asked(self, run: Run) -> list[Action]:
-        """A call: only for experts held, of the same epoch."""
+        """A call: only for experts held, of an epoch that they are or were of in this session."""
         layer = self._layers.get(run.layer)
-        if layer is None or not layer.is_held or layer.is_stale:
+        if layer is None or layer.held is None or layer.is_stale:
             reason = f"no experts of layer {run.layer} are held here"
-        elif layer.assign.epoch != run.epoch:
-            reason = f"layer {run.layer} is of epoch {layer.assign.epoch} here, asked for is epoch {run.epoch}"
+        elif run.epoch not in layer.epochs:
+            reason = f"layer {run.layer} is of epoch {layer.held.epoch} here, asked for is epoch {run.epoch}"
         else:
             # Calls come after the last assignment: what no backbone has asked for again is not needed.
             dropped = self._drop_stale()
@@ -365,9 +386,21 @@ class WorkerState:
     def _bytes_beside(self, layer: int) -> int:
         return sum(other.nbytes for i, other in self._layers.items() if i != layer)
 
+    def _fits_beside(self, before: _Layer, assign: Assign) -> bool:
+        """Whether a layer's experts may stay until those of its next assignment are here.
+
+        A slice's size is not known any more by then: what is only in the earlier one counts as the whole of it.
+        """
+        old, new = _slices(before.held), _slices(assign)
+        if not self.memory_bytes or self.has_file or old <= new or new <= old:
+            return True
+        return self._bytes_beside(assign.layer) + self._layers[assign.layer].nbytes + before.held_nbytes <= self.memory_bytes
+
     def _kept(self) -> frozenset[bytes]:
         """Slices of any layer, or on their way. What else is here is not, once this is asked."""
-        kept = frozenset(self._sizes).union(*(_slices(layer) for layer in self._layers.values()))
+        kept = frozenset(self._sizes).union(
+            *(_slices(assign) for layer in self._layers.values() for assign in (layer.assign, layer.held))
+        )
         self._here &= kept
         return kept
 
@@ -383,7 +416,9 @@ class WorkerState:
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)
         if layer is not None and not layer.is_stale and layer.assign.epoch == assign.epoch:
-            del self._layers[assign.layer]
+            layer.back_to_held()
+            if layer.held is None:
+                del self._layers[assign.layer]
         return [Send(Failed(0, assign.epoch, one_line(reason)))]
 
     def _want(self, sha256: bytes, size: int, there: int = 0) -> None:
@@ -409,5 +444,5 @@ class WorkerState:
         return actions
 
 
-def _slices(layer: _Layer) -> frozenset[bytes]:
-    return frozenset(piece.sha256 for piece in layer.assign.slices)
+def _slices(assign: Assign | None) -> frozenset[bytes]:
+    return frozenset(piece.sha256 for piece in assign.slices) if assign is not None else frozenset()

@@ -401,3 +401,53 @@ class AnyDownload(RuleBasedStateMachine):
 
 AnyDownload.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestAnyDownload = AnyDownload.TestCase
+
+
+def hold(state: WorkerState, task: Assign, *sizes: int) -> list[Action]:
+    """Fetch and load an assignment's slices, those that are not here already."""
+    state.assigned(task, list(sizes))
+    for piece, size in zip(task.slices, sizes, strict=True):
+        state.chunk_came(piece.sha256, 0, size)
+        state.slice_right(piece.sha256)
+    return state.loaded(task)
+
+
+def test_what_a_layer_had_before_serves_until_the_next_is_here() -> None:
+    """A re-balance must not stop calls: those of the old epoch are computed, also when they come after the change."""
+    state = serving()
+    assert hold(state, assign(1, 0, 1, 2), 10, 10) == [Send(Ready(1, 0))]
+    again = assign(2, 0, 2, 3)
+    actions = state.assigned(again, [10, 10])
+    assert actions[0] == Keep(frozenset({sha(1), sha(2), sha(3)}))
+    assert state.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+    reason = "layer 0 is of epoch 1 here, asked for is epoch 2"
+    assert state.asked(Run(8, 2, 0)) == [Send(Failed(8, 2, reason))]
+    state.chunk_came(sha(3), 0, 10)
+    assert state.slice_right(sha(3)) == [Load(again)]
+    assert state.loaded(again) == [Keep(frozenset({sha(2), sha(3)})), Send(Ready(2, 0))]
+    assert state.asked(Run(9, 1, 0)) == [Compute(Run(9, 1, 0))]
+    assert state.asked(Run(10, 2, 0)) == [Compute(Run(10, 2, 0))]
+
+
+def test_without_room_for_both_the_earlier_experts_go_first() -> None:
+    state = serving(memory_bytes=25)
+    hold(state, assign(1, 0, 1, 2), 10, 10)
+    assert state.assigned(assign(2, 0, 2, 3), [10, 10])[0] == Keep(frozenset({sha(2), sha(3)}), 0)
+    assert state.asked(Run(7, 1, 0)) == [Send(Failed(7, 1, "no experts of layer 0 are held here"))]
+    fewer = serving(memory_bytes=25)
+    hold(fewer, assign(1, 0, 1, 2), 10, 10)
+    assert fewer.assigned(assign(2, 0, 2), [10])[0] == Keep(frozenset({sha(1), sha(2)}))  # fewer need no more
+    assert fewer.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+
+
+def test_an_assignment_that_fails_leaves_the_one_before() -> None:
+    state = serving()
+    hold(state, assign(1, 0, 1), 10)
+    broken = assign(2, 0, 1, 2)
+    state.assigned(broken, [10, 10])
+    assert state.not_loaded(broken, "no") == [Send(Failed(0, 2, "no"))]
+    assert state.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+    assert state.experts_held() == 1
+    state.session_began()
+    state.welcomed(Welcome("w"))
+    assert state.asked(Run(7, 1, 0)) == [Send(Failed(7, 1, "no experts of layer 0 are held here"))]

@@ -274,6 +274,7 @@ class Dispatcher:
     def _given_out(self, ticket: int, experts: Collection[int], now_s: float) -> list[Action]:
         """Calls for some experts of a ticket to those that hold them; what nobody holds is to be computed here."""
         asked = self._open[ticket]
+        layer, load, pairs = asked.layer, asked.load, dict[str, int]()
         chosen: dict[str, list[int]] = {}
         alone: list[int] = []
         busy: dict[str, int] = {}
@@ -281,20 +282,22 @@ class Dispatcher:
             if call.ticket == ticket:
                 busy[call.worker] = busy.get(call.worker, 0) + call.pairs
         for expert in experts:
-            holders = self._holders.get((asked.layer, expert))
+            holders = self._holders.get((layer, expert))
             if not holders:
                 alone.append(expert)
                 continue
             name = choose(holders, busy).name
-            busy[name] = busy.get(name, 0) + asked.load[expert]
+            rows = load[expert]
+            busy[name] = busy.get(name, 0) + rows
+            pairs[name] = pairs.get(name, 0) + rows
             chosen.setdefault(name, []).append(expert)
         deadline_s = now_s + self._deadline_s
         actions: list[Action] = [
-            Send(self._call(ticket, name, tuple(mine), deadline_s)) for name, mine in chosen.items()
+            Send(self._call(ticket, name, tuple(mine), pairs[name], deadline_s)) for name, mine in chosen.items()
         ]
         if alone:  # what is sent first runs while the rest is computed here
-            actions += self._taken_over((asked.layer, expert) for expert in alone)
-            actions.append(ComputeLocally(ticket, asked.layer, tuple(alone)))
+            actions += self._taken_over((layer, expert) for expert in alone)
+            actions.append(ComputeLocally(ticket, layer, tuple(alone)))
         return actions
 
     def _taken_over(self, experts: Iterable[tuple[int, int]]) -> list[Action]:
@@ -307,10 +310,9 @@ class Dispatcher:
         changed = tuple(sorted({key for key in unserved if before.of(*key) != before.own}))
         return [NewMap(changed, before, self.class_map)]
 
-    def _call(self, ticket: int, worker: str, experts: tuple[int, ...], deadline_s: float) -> Call:
+    def _call(self, ticket: int, worker: str, experts: tuple[int, ...], pairs: int, deadline_s: float) -> Call:
         self._seq += 1
         asked, member = self._open[ticket], self._members[worker]
-        pairs = sum(asked.load[expert] for expert in experts)
         call = Call(self._seq, ticket, worker, asked.layer, member.epoch, experts, pairs, asked.width, deadline_s)
         self._calls[call.seq] = call
         member.in_flight.add(call.seq)

@@ -39,6 +39,11 @@ class ClassMap:
         }
         return ClassMap(self.own, self.dense, experts)
 
+    def afresh(self, classes: Mapping[tuple[int, int], str]) -> ClassMap:
+        """A map of these classes, and the backbone's for every other expert."""
+        counts = {layer: len(kinds) for layer, kinds in self.experts.items()}
+        return ClassMap.of_backbone(self.own, counts, self.dense).given(classes)
+
     def taken_over(self, experts: Iterable[tuple[int, int]]) -> ClassMap:
         """This map with some (layer, expert) given to the backbone; itself where they are of its class already."""
         others = [key for key in experts if self.of(*key) != self.own]

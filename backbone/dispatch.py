@@ -73,7 +73,7 @@ class ReportLost:
     """A worker gets no more calls. One that is not trusted may not come back in this run either."""
 
     worker: str
-    epoch: int  #: of what it served; it may have been assigned anew since
+    session: int  #: which one ended; another may have begun since
     reason: str
     is_trusted: bool
 
@@ -106,14 +106,22 @@ class Standing(Enum):
     LOST = "lost"
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Experts of a layer that a worker has loaded, and the epoch of their assignment."""
+
+    epoch: int
+    experts: frozenset[int]
+
+
 @dataclass(slots=True)
 class Member:
-    """A worker as the dispatcher sees it."""
+    """A worker as the dispatcher sees it, in one session of it."""
 
     name: str
     numeric_class: str
-    epoch: int
-    holds: Mapping[int, Collection[int]]  #: layer to expert ids
+    session: int
+    holds: dict[int, Held] = field(default_factory=dict)  #: by layer
     standing: Standing = Standing.SERVING
     in_flight: set[int] = field(default_factory=set)
 
@@ -155,26 +163,47 @@ class Dispatcher:
         # Calls are kept in the order of their start and all have the same time: the first is the first to be late.
         return next((call.deadline_s for call in self._calls.values()), None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for rows."""
+        return not self._open
+
     def standing(self, worker: str) -> Standing | None:
         """Whether a worker gets calls; None for one that never joined."""
         member = self._members.get(worker)
         return None if member is None else member.standing
 
+    def held(self, worker: str, layer: int) -> Held | None:
+        """What a worker holds of a layer."""
+        member = self._members.get(worker)
+        return None if member is None else member.holds.get(layer)
+
     # ---- events: workers
 
     def planned(self, classes: Mapping[tuple[int, int], str]) -> None:
-        """A plan was accepted, before any worker joins: it fixes the class of each (layer, expert) that it gives."""
-        self.class_map = self.class_map.given(classes)
-
-    def joined(
-        self, worker: str, numeric_class: str, epoch: int, holds: Mapping[int, Collection[int]], now_s: float
-    ) -> list[Action]:
-        """A worker has loaded what it was assigned, for the first time or again."""
-        actions = self.lost(worker, "it joined again", now_s)
-        held = {layer: frozenset(ids) for layer, ids in holds.items()}
-        self._members[worker] = Member(worker, numeric_class, epoch, held)
+        """A plan was accepted, between two answers: it fixes the class of each (layer, expert) that it gives."""
+        self.class_map = self.class_map.afresh(classes)
         self._find_holders()
+
+    def joined(self, worker: str, numeric_class: str, session: int, now_s: float) -> list[Action]:
+        """A worker said hello, for the first time or again. It holds nothing yet."""
+        actions = self.lost(worker, "it joined again", now_s)
+        self._members[worker] = Member(worker, numeric_class, session)
         return actions
+
+    def loaded(self, worker: str, layer: int, epoch: int, experts: Collection[int]) -> None:
+        """A worker has loaded experts of a layer, in place of those that it had of it before."""
+        member = self._members.get(worker)
+        if member is None or member.standing is Standing.LOST:
+            return
+        member.holds[layer] = Held(epoch, frozenset(experts))
+        self._find_holders()
+
+    def kept(self, worker: str, layer: int, experts: Collection[int]) -> None:
+        """Of what a worker holds of a layer it is asked for no more than these."""
+        held = self.held(worker, layer)
+        if held is not None:
+            self.loaded(worker, layer, held.epoch, held.experts & frozenset(experts))
 
     def lost(self, worker: str, reason: str, now_s: float, *, is_trusted: bool = True) -> list[Action]:
         """A worker died, left or hangs: its calls go to other holders, else they are computed locally."""
@@ -254,12 +283,12 @@ class Dispatcher:
         for member in members:
             member.standing = Standing.LOST
         self._find_holders()
-        actions: list[Action] = [ReportLost(member.name, member.epoch, reason, is_trusted) for member in members]
+        actions: list[Action] = [ReportLost(member.name, member.session, reason, is_trusted) for member in members]
         actions += self._taken_over(
             (layer, expert)
             for member in members
-            for layer, experts in member.holds.items()
-            for expert in experts
+            for layer, held in member.holds.items()
+            for expert in held.experts
             if self.class_map.of(layer, expert) == member.numeric_class
         )
         for call in [self._calls[seq] for member in members for seq in sorted(member.in_flight)]:
@@ -313,7 +342,17 @@ class Dispatcher:
     def _call(self, ticket: int, worker: str, experts: tuple[int, ...], pairs: int, deadline_s: float) -> Call:
         self._seq += 1
         asked, member = self._open[ticket], self._members[worker]
-        call = Call(self._seq, ticket, worker, asked.layer, member.epoch, experts, pairs, asked.width, deadline_s)
+        call = Call(
+            self._seq,
+            ticket,
+            worker,
+            asked.layer,
+            member.holds[asked.layer].epoch,
+            experts,
+            pairs,
+            asked.width,
+            deadline_s,
+        )
         self._calls[call.seq] = call
         member.in_flight.add(call.seq)
         return call
@@ -342,7 +381,7 @@ class Dispatcher:
         self._holders = {}
         for member in self._members.values():
             if member.standing is Standing.SERVING:
-                for layer, experts in member.holds.items():
-                    for expert in experts:
+                for layer, held in member.holds.items():
+                    for expert in held.experts:
                         if self.class_map.of(layer, expert) == member.numeric_class:
                             self._holders.setdefault((layer, expert), []).append(member)

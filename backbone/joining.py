@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from protocol.capabilities import wire_refusal
 from protocol.errors import VersionMismatch
@@ -27,17 +29,32 @@ from protocol.schema import one_line
 from .dispatch import Action, Dispatcher
 from .gate import Gate, Sent
 from .placement import Candidate, Plan, class_of_experts
-from .roster import Peer, Roster
+from .roster import Assigned, Peer, Roster
 from .weights import SliceServer, expert_bytes
 
 log = logging.getLogger(__name__)
 
-Place = Callable[[Mapping[int, Sequence[int]], Sequence[Candidate]], Plan]
 Progress = Callable[[str, int, int], None]
 
 
+class Place(Protocol):
+    """See placement.place."""
+
+    def __call__(
+        self,
+        expert_bytes: Mapping[int, Sequence[int]],
+        candidates: Sequence[Candidate],
+        *,
+        fixed: Mapping[tuple[int, int], str] | None = None,
+    ) -> Plan: ...
+
+
 class Joining:
-    """Messages in; answers go out by the gate, and what it means for calls is returned as the dispatcher's actions."""
+    """Messages in; answers go out by the gate, and what it means for calls is returned as the dispatcher's actions.
+
+    A plan is carried out in two strides: first everybody loads what is new to him beside what he has; when all have,
+    everybody lets go of what the plan gives to others. What is asked for meanwhile is held by somebody all the time.
+    """
 
     def __init__(
         self,
@@ -51,6 +68,8 @@ class Joining:
         self._gate, self._roster, self._slices, self._dispatcher = gate, roster, slices, dispatcher
         self._on_progress = on_progress
         self._epoch = 0
+        self._sizes = expert_bytes(slices.store)
+        self.changes = 0  #: counts who came and went
 
     # ---- questions
 
@@ -59,43 +78,80 @@ class Joining:
         return all(peer.calls_route is not None for peer in self._roster)
 
     def all_ready(self) -> bool:
-        """Whether every worker that is left has loaded what it was assigned."""
-        return not any(peer.to_load and not peer.is_lost for peer in self._roster)
+        """Whether every worker that is here has loaded what it was assigned."""
+        return not any(peer.is_loading for peer in self._roster)
 
     # ---- what the backbone does
 
-    def assign(self, place: Place) -> None:
-        """Give every worker its experts. With the plan the class of each expert is fixed."""
+    def plan(self, place: Place, *, is_free: bool) -> None:
+        """Plan who holds what. A free plan fixes the class of each expert anew: only between two answers."""
+        peers = [peer for peer in self._roster if peer.is_here]
         # A copy costs nothing where the file is mapped; one that is sent has to be asked for, by a bound that has room.
         candidates = [
             Candidate(
                 name=p.name,
                 memory_bytes=p.memory_bytes,
-                takes_copies=self._slices.share_path or p.memory_bytes > 0,
+                takes_copies=(self._slices.share_path and p.is_local) or p.memory_bytes > 0,
                 numeric_class=p.report.numeric_class,
+                held={layer: assigned.experts for layer, assigned in p.assigned.items()},
             )
-            for p in self._roster
+            for p in peers
         ]
-        plan = place(expert_bytes(self._slices.store), candidates)
-        if plan.describe():
+        fixed = None
+        if not is_free:
+            classes = self._dispatcher.class_map.experts
+            fixed = {(layer, e): kind for layer, kinds in classes.items() for e, kind in enumerate(kinds)}
+        plan = place(self._sizes, candidates, fixed=fixed)
+        if plan.describe() and peers:
             log.warning("%s", plan.describe())
-        self._dispatcher.planned(class_of_experts(plan.holds, candidates))
-        for peer in self._roster:
-            peer.holds = plan.holds.get(peer.name, {})
-            self._send_assignment(peer)
+        if is_free:
+            self._dispatcher.planned(class_of_experts(plan.holds, candidates))
+        classes_now = self._dispatcher.class_map
+        for peer in peers:
+            kind = peer.report.numeric_class
+            mine = {la: [e for e in es if classes_now.of(la, e) == kind] for la, es in plan.holds[peer.name].items()}
+            peer.wanted = {layer: frozenset(experts) for layer, experts in mine.items() if experts}
+        self._advance()
 
-    def _send_assignment(self, peer: Peer) -> None:
-        """Assign what the plan gave to a worker, but for what is not, or is no more, of its class."""
-        classes, kind = self._dispatcher.class_map, peer.report.numeric_class
-        mine = {la: tuple(e for e in experts if classes.of(la, e) == kind) for la, experts in peer.holds.items()}
-        peer.holds = {layer: experts for layer, experts in mine.items() if experts}
-        peer.report.experts = sum(map(len, peer.holds.values()))
-        self._epoch += 1
-        peer.epoch, peer.to_load = self._epoch, set(peer.holds)
-        peer.report.state = "loading" if peer.holds else "serving"
-        for layer, experts in peer.holds.items():
-            slices = self._slices.grant(peer.name, layer, experts)
-            self.send(peer.calls_route, Assign(peer.epoch, layer, self._slices.store.activation(layer), slices))
+    def _advance(self) -> None:
+        """Carry the plan out as far as that can be done now."""
+        for peer in self._roster:
+            if peer.is_here:
+                both = {
+                    layer: peer.wanted.get(layer, frozenset()) | self._held(peer, layer)
+                    for layer in {*peer.wanted, *peer.assigned}
+                }
+                self._assign(peer, both if self._fits(peer, both) else peer.wanted)
+        if self.all_ready():
+            for peer in self._roster:
+                if peer.is_here:
+                    self._assign(peer, peer.wanted)
+        for peer in self._roster:
+            if peer.is_here:
+                peer.report.state = "loading" if peer.is_loading else "serving"
+                peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
+
+    def _held(self, peer: Peer, layer: int) -> frozenset[int]:
+        assigned = peer.assigned.get(layer)
+        return frozenset() if assigned is None else assigned.experts
+
+    def _fits(self, peer: Peer, experts: Mapping[int, frozenset[int]]) -> bool:
+        need = sum(self._sizes[layer][e] for layer, chosen in experts.items() for e in chosen)
+        return not peer.memory_bytes or need <= peer.memory_bytes
+
+    def _assign(self, peer: Peer, experts: Mapping[int, frozenset[int]]) -> None:
+        """Ask a worker to hold these in place of what it was assigned, layer by layer where that is another set."""
+        for layer in sorted({*experts, *peer.assigned}):
+            before, after = self._held(peer, layer), experts.get(layer, frozenset())
+            if before == after or layer in peer.cannot:
+                continue
+            if not before <= after:  # it is not asked any more for what it will let go of
+                self._dispatcher.kept(peer.name, layer, after)
+            self._epoch += 1
+            peer.assigned[layer] = Assigned(self._epoch, after)
+            slices = self._slices.grant(peer.name, layer, sorted(after), by_path=peer.is_local)
+            assign = Assign(self._epoch, layer, self._slices.store.activation(layer), slices)
+            self.send(peer.calls_route, assign)
 
     def send(self, route: bytes | None, message: Message, tensors: Sequence[Tensor] = (), *, copy: bool = True) -> Sent:
         """Send one message."""
@@ -140,12 +196,13 @@ class Joining:
         actions = self.lose(peer, "its connection broke and came back") if is_back else []
         report = peer.report
         peer.calls_route, peer.memory_bytes, report.state = route, hello.memory_bytes, "joined"
+        peer.wanted, peer.assigned, peer.cannot, peer.is_told = {}, {}, {}, False
+        peer.session += 1
         report.backend, report.device, report.build = hello.backend, hello.device, hello.build
         report.numeric_class = str(hello.numeric_class)
         self.send(route, Welcome(report.name))
-        if is_back:
-            self._send_assignment(peer)
-        return actions
+        self.changes += 1
+        return [*actions, *self._dispatcher.joined(peer.name, report.numeric_class, peer.session, time.monotonic())]
 
     def _on_fetch(self, peer: Peer, route: bytes, fetch: Fetch) -> list[Action]:
         data = self._slices.read(peer.name, fetch)
@@ -161,26 +218,50 @@ class Joining:
         return []
 
     def _on_ready(self, peer: Peer, ready: Ready) -> list[Action]:
-        if ready.epoch != peer.epoch or ready.layer not in peer.to_load:
+        assigned = peer.assigned.get(ready.layer)
+        if assigned is None or ready.epoch != assigned.epoch or assigned.is_loaded:
             self._roster.dropped += 1
             return []
-        peer.to_load.discard(ready.layer)
-        layers = [len(p.holds) for p in self._roster]
-        self._on_progress("experts ready", sum(layers) - sum(len(p.to_load) for p in self._roster), sum(layers))
-        if peer.to_load:
-            return []
-        peer.report.state = "serving"
-        kind = peer.report.numeric_class
-        return self._dispatcher.joined(peer.name, kind, peer.epoch, peer.holds, time.monotonic())
+        peer.assigned[ready.layer] = replace(assigned, is_loaded=True)
+        self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts)
+        if not assigned.experts:
+            del peer.assigned[ready.layer]
+        all_of_them = [each for p in self._roster if p.is_here for each in p.assigned.values()]
+        self._on_progress("experts ready", sum(each.is_loaded for each in all_of_them), len(all_of_them))
+        return self._settled(peer)
 
     def _on_failed(self, peer: Peer, failed: Failed) -> list[Action]:
         if failed.seq:
             return self._dispatcher.refused(peer.name, failed.seq, failed.reason, time.monotonic())
-        return self.lose(peer, f"it cannot load its experts: {failed.reason}")
+        layer = next((layer for layer, each in peer.assigned.items() if each.epoch == failed.epoch), None)
+        if layer is None:
+            self._roster.dropped += 1
+            return []
+        peer.cannot[layer] = failed.reason
+        del peer.assigned[layer]
+        held = self._dispatcher.held(peer.name, layer)
+        if held is not None:  # what the layer had before is held still
+            peer.assigned[layer] = Assigned(held.epoch, held.experts, is_loaded=True)
+        return self._settled(peer)
+
+    def _settled(self, peer: Peer) -> list[Action]:
+        """A worker has answered to an assignment, perhaps to the last one."""
+        if peer.is_loading:
+            return []
+        reason = next(iter(peer.cannot.values()), "")
+        if reason and not peer.assigned:
+            return self.lose(peer, f"it cannot load its experts: {reason}")
+        if reason and not peer.is_told:
+            peer.is_told = True
+            peer.note(f"it cannot load experts of {len(peer.cannot)} layers: {reason}", is_trusted=True)
+            log.warning("worker %s cannot load experts of %d layers: %s", peer.name, len(peer.cannot), reason)
+        self._advance()
+        return []
 
     def lose(self, peer: Peer, reason: str, *, is_trusted: bool = True) -> list[Action]:
         """A worker is not to be used, whether calls had begun or not."""
         actions = self._dispatcher.lost(peer.name, reason, time.monotonic(), is_trusted=is_trusted)
+        self.changes += 1
         if not actions and not peer.is_lost:
             peer.fail(reason, is_trusted=is_trusted)
             log.warning("worker %s is lost: %s", peer.name, reason)

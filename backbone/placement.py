@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class Candidate:
     memory_bytes: int  #: for experts; 0: no bound of its own
     takes_copies: bool = False  #: may hold experts that others of its class hold too, as far as its memory goes
     numeric_class: str = ""  #: of its rows
+    held: Mapping[int, Collection[int]] = field(default_factory=dict)  #: by layer: what it has already
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,12 @@ class Plan:
         )
 
 
-def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+def place(
+    expert_bytes: Mapping[int, Sequence[int]],
+    candidates: Sequence[Candidate],
+    *,
+    fixed: Mapping[tuple[int, int], str] | None = None,
+) -> Plan:
     """Place every expert once, then copies. `expert_bytes`: layer to bytes of each expert.
 
     Each worker gets an equal share of every layer, or where its memory is too small for that, a smaller one of every
@@ -59,6 +65,9 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
         for expert, size in enumerate(sizes):
             # Where shares do not cover a layer, its rest stays here: room is kept for the layers to come.
             able = [name for name in room if room[name] >= size and (is_covered or owed[name] > 0)]
+            if fixed is not None:
+                kinds = {c.name: c.numeric_class for c in candidates}
+                able = [name for name in able if kinds[name] == fixed[layer, expert]]
             if not able:
                 left.append((layer, expert))
                 continue

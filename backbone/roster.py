@@ -1,4 +1,4 @@
-"""Who is in the swarm: each worker's process, connections, what it was assigned and what it did. Decides nothing."""
+"""Who is in the swarm: each worker's connections, what it was assigned and what it did. Decides nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .local_workers import LocalWorker
+
+MOST_FAILURES = 32  #: that are kept of a worker
 
 
 @dataclass(slots=True)
@@ -21,22 +23,35 @@ class WorkerReport:
     calls: int = 0
     rows: int = 0
     seconds: float = 0.0  #: computing
-    state: str = "starting"  #: then joined, loading, serving; or lost
-    failures: list[str] = field(default_factory=list)
+    state: str = "starting"  #: then joined, loading, serving; or lost, left
+    failures: list[str] = field(default_factory=list)  #: the last ones
+    failed: int = 0  #: how many there were
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Experts of a layer that a worker was asked to hold, and whether it has loaded them."""
+
+    epoch: int
+    experts: frozenset[int]
+    is_loaded: bool = False
 
 
 @dataclass(slots=True)
 class Peer:
     """A worker's connections and what is known of it. A worker is its key; routes come and go."""
 
-    worker: LocalWorker
+    key: bytes  #: public, Z85
     report: WorkerReport
+    worker: LocalWorker | None = None  #: its process, of one that this backbone started
     calls_route: bytes | None = None
     weights_route: bytes | None = None
+    session: int = 0  #: counts its greetings
     memory_bytes: int = 0  #: what it says that it may hold of experts; 0: no bound
-    epoch: int = 0
-    holds: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    to_load: set[int] = field(default_factory=set)  #: layers assigned and not ready
+    wanted: Mapping[int, frozenset[int]] = field(default_factory=dict)  #: experts by layer, as planned
+    assigned: dict[int, Assigned] = field(default_factory=dict)  #: by layer
+    cannot: dict[int, str] = field(default_factory=dict)  #: layers that it refused to load in this session, and why
+    is_told: bool = False  #: that there are such
     is_barred: bool = False  #: it sent garbage and may not come back
 
     @property
@@ -45,9 +60,24 @@ class Peer:
         return self.report.name
 
     @property
+    def is_local(self) -> bool:
+        """Whether this backbone started it."""
+        return self.worker is not None
+
+    @property
     def is_lost(self) -> bool:
-        """Whether it failed, and did not come back."""
-        return self.report.state == "lost"
+        """Whether it failed or left, and did not come back."""
+        return self.report.state in ("lost", "left")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it has said hello and can be asked."""
+        return self.calls_route is not None and not self.is_lost
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it has yet to load some of what it was assigned."""
+        return self.is_here and any(not assigned.is_loaded for assigned in self.assigned.values())
 
     def fail(self, reason: str, *, is_trusted: bool) -> None:
         """The worker is lost."""
@@ -56,7 +86,9 @@ class Peer:
 
     def note(self, reason: str, *, is_trusted: bool) -> None:
         """The worker failed, and may be back by now."""
+        del self.report.failures[: -MOST_FAILURES + 1]
         self.report.failures.append(reason)
+        self.report.failed += 1
         self.is_barred = self.is_barred or not is_trusted
 
 
@@ -69,12 +101,16 @@ class Roster:
         self.dropped = 0  #: messages and answers that were not used
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(self._by_key.values())
+        return iter(tuple(self._by_key.values()))
 
     def add(self, peer: Peer) -> None:
-        """A worker was started."""
-        self._by_key[peer.worker.public_key] = peer
+        """A worker was started, or came in."""
+        self._by_key[peer.key] = peer
         self._by_name[peer.name] = peer
+
+    def remove(self, peer: Peer) -> None:
+        """A worker is not to be known any more."""
+        del self._by_key[peer.key], self._by_name[peer.name]
 
     def of_key(self, key: bytes) -> Peer | None:
         """Whose key this is."""

@@ -21,16 +21,17 @@ from kernels.interface import F32, I32, NumericClass
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
-from protocol.messages import Drain, Rows, Run
+from protocol.messages import Drain, Refused, Rows, Run
 from protocol.schema import one_line
 
 from .batch import Batch
 from .class_map import ClassMap, MapChange
 from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, NewMap, ReportDropped, ReportLost, Send
+from .door import Door
 from .errors import BackboneError
 from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
-from .local_workers import WorkerSpec, start_worker
+from .local_workers import LocalWorker, WorkerSpec, start_worker
 from .placement import place
 from .roster import Peer, Roster, WorkerReport
 from .weights import ExpertStore, SliceServer
@@ -43,6 +44,7 @@ JOIN_TIMEOUT_S = 60.0  #: for the first word of a worker, and between any two wh
 CALL_DEADLINE_S = 60.0
 COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
 PATIENCE_MS = 500
+BOOK_S = 0.5  #: between two looks at the book of invites
 
 
 class LocalRows(Protocol):
@@ -71,9 +73,15 @@ class _Open:
     busiest_ns: int = 0
 
 
-class Swarm:
-    """Local workers over an encrypted socket. A context manager: leaving it ends every worker.
+def _near(endpoint: str) -> str:
+    """An endpoint as this machine reaches it."""
+    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
+
+class Swarm:
+    """Workers over an encrypted socket. A context manager: leaving it ends those that it started, and lets others go.
+
+    Local ones are started from `specs`; through a `door` workers come in from elsewhere, whenever they like.
     `dense_class` is that of all but the experts, where it says more than the class of the backbone's own rows.
     `placement`, `deadline_s`, `join_timeout_s` and `command` (another program in the worker's place) are for tests.
     """
@@ -92,8 +100,10 @@ class Swarm:
         deadline_s: float = CALL_DEADLINE_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         command: Sequence[str] | None = None,
+        door: Door | None = None,
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
+        self._place, self._door = placement, door
         self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
         numeric = model.numeric_class
         own = str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
@@ -105,7 +115,10 @@ class Swarm:
         self.busiest_ns = 0
         self.local_calls = 0  #: calls computed here because no worker did
         self.class_changes: list[MapChange] = []
-        self._gate = Gate("tcp://127.0.0.1:*")
+        self._gate = Gate("tcp://127.0.0.1:*") if door is None else door.open()
+        self._looked_s = time.monotonic()  #: at the book of invites
+        self._planned: int | None = None  #: for which of the changes of who is here; None before the first plan
+        self._planned_freely = 0  #: likewise, with the classes free
         self._joining = Joining(
             self._gate, self._roster, SliceServer(model, share_path), self._dispatcher, on_progress=on_progress
         )
@@ -115,7 +128,7 @@ class Swarm:
             for number, spec in enumerate(specs, 1):
                 self._start(f"local-{number}", spec, share_path, command)
             self._wait_until(self._joining.all_greeted, "said hello")
-            self._joining.assign(placement)
+            self._plan(is_free=True)
             # Who cannot hold its experts is told of and done without: they are computed elsewhere.
             self._wait_until(self._joining.all_ready, "loaded its experts", is_needed=False)
         except BaseException:
@@ -169,8 +182,18 @@ class Swarm:
         return [peer.report for peer in self._roster]
 
     def pids(self) -> list[int]:
-        """Process ids of the workers, in the order of their start."""
-        return [peer.worker.pid for peer in self._roster]
+        """Process ids of the workers that this backbone started, in the order of their start."""
+        return [peer.worker.pid for peer in self._roster if peer.worker is not None]
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers connect to."""
+        return self._gate.endpoint
+
+    @property
+    def refused(self) -> int:
+        """Who was turned away: handshakes of keys that are not admitted, and enrolments that came to nothing."""
+        return self._gate.refused + (0 if self._door is None else self._door.refused)
 
     @property
     def class_map(self) -> ClassMap:
@@ -186,9 +209,11 @@ class Swarm:
         """Let the workers go and end those that stay."""
         for peer in self._roster:
             self._joining.send(peer.calls_route, Drain("the backbone is done"))
-            peer.worker.dismiss()
+            if peer.worker is not None:
+                peer.worker.dismiss()
         for peer in self._roster:
-            peer.worker.stop()
+            if peer.worker is not None:
+                peer.worker.stop()
         self._gate.close()
 
     def __enter__(self) -> Swarm:
@@ -202,10 +227,10 @@ class Swarm:
     def _start(self, name: str, spec: WorkerSpec, share_path: bool, command: Sequence[str] | None) -> None:
         gate, path = self._gate, self._model.path if share_path else None
         worker = start_worker(
-            name, spec, endpoint=gate.endpoint, server_key=gate.public_key, model=path, command=command
+            name, spec, endpoint=_near(gate.endpoint), server_key=gate.public_key, model=path, command=command
         )
         gate.admit(worker.public_key)
-        self._roster.add(Peer(worker, WorkerReport(name)))
+        self._roster.add(Peer(worker.public_key, WorkerReport(name), worker))
         if worker.pidfd is not None:
             self._poller.register(worker.pidfd, zmq.POLLIN)
 
@@ -218,11 +243,28 @@ class Swarm:
                 if peer.is_lost and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
             if time.monotonic() > give_up:
-                peer = next(p for p in self._roster if not p.is_lost and (p.calls_route is None or p.to_load))
-                words = f"; its last words: {line}" if (line := peer.worker.last_line()) else ""
+                peer = next(p for p in self._roster if not p.is_lost and (p.calls_route is None or p.is_loading))
+                words = f"; its last words: {line}" if peer.worker and (line := peer.worker.last_line()) else ""
                 raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 
     # ---- events
+
+    def serve_due(self, timeout_s: float) -> None:
+        """Handle what is due between answers, waiting at most so long for the first of it.
+
+        Whoever came or went meanwhile is planned for, with a class map of its own where that is better.
+        """
+        if self._planned_freely != self._joining.changes:
+            self._plan(is_free=True)
+        self._pump(int(timeout_s * 1000))
+        while self._pump(0):
+            pass
+
+    def _plan(self, *, is_free: bool) -> None:
+        self._planned = self._joining.changes
+        if is_free:
+            self._planned_freely = self._planned
+        self._joining.plan(self._place, is_free=is_free)
 
     def _pump(self, timeout_ms: int) -> bool:
         """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""
@@ -238,28 +280,57 @@ class Swarm:
         deadline = self._dispatcher.next_deadline()
         if deadline is not None and (now := time.monotonic()) >= deadline:
             self._act(self._dispatcher.ticked(now))
+        if self._planned not in (None, self._joining.changes):
+            self._plan(is_free=False)  # while an answer is in the making no expert changes its class
+        if self._door is not None and time.monotonic() - self._looked_s > BOOK_S:
+            self._look_at_the_book(self._door)
         return heard
+
+    def _look_at_the_book(self, door: Door) -> None:
+        """Who was revoked since the last look is let go."""
+        self._looked_s = time.monotonic()
+        if door.has_changed():
+            for peer in self._roster:
+                if not peer.is_local and door.worker(peer.key) is None:
+                    self._joining.send(peer.calls_route, Refused("this worker was revoked"))
+                    self._act(self._joining.lose(peer, "it was revoked"))
+                    self._roster.remove(peer)
+
+    def _on_stranger(self, key: bytes, route: bytes, frames: list[Any]) -> Peer | None:
+        """Somebody whom the roster does not know: an enrolled worker, whose entry is made, or one that enrols."""
+        door = self._door
+        entry = None if door is None else door.worker(key)
+        if entry is not None:
+            peer = Peer(key, WorkerReport(entry.name))
+            self._roster.add(peer)
+            return peer
+        answer = None if door is None else door.answer(key, frames)
+        if answer is None or isinstance(answer, Refused):
+            self._roster.dropped += 1
+        if answer is not None:
+            self._joining.send(route, answer)
+        return None
 
     def _on_death(self, pidfd: int) -> None:
         self._poller.unregister(pidfd)
         for peer in self._roster:
-            if peer.worker.pidfd == pidfd:
-                self._lose_dead(peer)
+            if peer.worker is not None and peer.worker.pidfd == pidfd:
+                self._lose_dead(peer, peer.worker)
 
     def _look_for_dead(self) -> None:
         """Where the system has no pidfd, the dead are found when nothing else happens."""
         for peer in self._roster:
-            if peer.worker.pidfd is None and not peer.is_lost and peer.worker.has_ended():
-                self._lose_dead(peer)
+            worker = peer.worker
+            if worker is not None and worker.pidfd is None and not peer.is_lost and worker.has_ended():
+                self._lose_dead(peer, worker)
 
-    def _lose_dead(self, peer: Peer) -> None:
-        self._gate.expel(peer.worker.public_key)
-        self._act(self._joining.lose(peer, peer.worker.obituary()))
+    def _lose_dead(self, peer: Peer, worker: LocalWorker) -> None:
+        self._gate.expel(peer.key)
+        self._act(self._joining.lose(peer, worker.obituary()))
 
     def _on_message(self, key: bytes, route: bytes, frames: list[Any]) -> None:
-        peer = self._roster.of_key(key)
+        peer = self._roster.of_key(key) or self._on_stranger(key, route, frames)
         if peer is None:
-            self._roster.dropped += 1
             return
         try:
             message, tensors = decode_to_backbone(frames)
@@ -337,7 +408,7 @@ class Swarm:
 
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)
-        failed = peer.fail if lost.epoch == peer.epoch else peer.note
+        failed = peer.fail if lost.session == peer.session else peer.note
         failed(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls go to others, or are computed here", lost.worker, lost.reason)
 

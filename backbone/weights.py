@@ -46,7 +46,7 @@ class ExpertStore(Protocol):
 class SliceServer:
     """Names slices and serves their bytes, to each worker only those that it was assigned.
 
-    With `share_path` the workers map the model file themselves: nothing is hashed and nothing served.
+    With `share_path` local workers map the model file themselves: for them nothing is hashed and nothing served.
     """
 
     store: ExpertStore
@@ -55,13 +55,16 @@ class SliceServer:
     _data: dict[bytes, memoryview] = field(default_factory=dict)
     _granted: dict[str, set[bytes]] = field(default_factory=dict)
 
-    def grant(self, worker: str, layer: int, experts: Sequence[int]) -> tuple[Slice, ...]:
-        """The slices of some experts of a layer, which the worker may fetch from now on."""
-        names = self.store.expert_tensors[layer]
-        return tuple(self._slice(worker, part, names[part], expert) for expert in experts for part in names)
+    def grant(self, worker: str, layer: int, experts: Sequence[int], *, by_path: bool) -> tuple[Slice, ...]:
+        """The slices of some experts of a layer, which the worker may fetch from now on.
 
-    def _slice(self, worker: str, part: str, tensor: str, expert: int) -> Slice:
-        sha256 = b"" if self.share_path else self._hash(tensor, expert)
+        `by_path`: where paths are shared, this worker has the file.
+        """
+        names, is_mapped = self.store.expert_tensors[layer], by_path and self.share_path
+        return tuple(self._slice(worker, part, names[part], e, is_mapped) for e in experts for part in names)
+
+    def _slice(self, worker: str, part: str, tensor: str, expert: int, is_mapped: bool) -> Slice:
+        sha256 = b"" if is_mapped else self._hash(tensor, expert)
         if sha256:
             self._granted.setdefault(worker, set()).add(sha256)
         rows, cols = self.store.slice_shape(tensor)

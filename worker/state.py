@@ -256,6 +256,9 @@ class WorkerState:
 
     def assigned(self, assign: Assign, sizes: Sequence[int], here: Sequence[int] = ()) -> list[Action]:
         """Experts to hold, with the bytes of each of their slices, and how many of these lie on this machine."""
+        if not assign.slices:  # the layer is others' from now on
+            self._layers.pop(assign.layer, None)
+            return [Keep(self._kept(), assign.layer), Send(Ready(assign.epoch, assign.layer))]
         nbytes, others = sum(sizes), self._bytes_beside(assign.layer)
         before = self._layers.get(assign.layer)
         dropped = list[int]()
@@ -394,7 +397,10 @@ class WorkerState:
         old, new = _slices(before.held), _slices(assign)
         if not self.memory_bytes or self.has_file or old <= new or new <= old:
             return True
-        return self._bytes_beside(assign.layer) + self._layers[assign.layer].nbytes + before.held_nbytes <= self.memory_bytes
+        return (
+            self._bytes_beside(assign.layer) + self._layers[assign.layer].nbytes + before.held_nbytes
+            <= self.memory_bytes
+        )
 
     def _kept(self) -> frozenset[bytes]:
         """Slices of any layer, or on their way. What else is here is not, once this is asked."""

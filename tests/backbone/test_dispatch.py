@@ -32,6 +32,16 @@ OURS, THEIRS = "ours", "theirs"  # the backbone's class, and another
 MAP = ClassMap.of_backbone(OURS, {0: 5, 1: 5})
 
 
+def join(
+    dispatcher: Dispatcher, name: str, kind: str, epoch: int, holds: Mapping[int, tuple[int, ...]], now_s: float
+) -> list[Action]:
+    """A worker says hello and has all its experts loaded, in a session of the same number as its epoch."""
+    actions = dispatcher.joined(name, kind, epoch, now_s)
+    for layer, experts in holds.items():
+        dispatcher.loaded(name, layer, epoch, experts)
+    return actions
+
+
 def serving(
     *workers: tuple[str, str, Mapping[int, tuple[int, ...]]], theirs: tuple[tuple[int, int], ...] = ()
 ) -> Dispatcher:
@@ -39,7 +49,7 @@ def serving(
     dispatcher = Dispatcher(MAP, deadline_s=DEADLINE_S)
     dispatcher.planned(dict.fromkeys(theirs, THEIRS))
     for epoch, (name, kind, holds) in enumerate(workers, 1):
-        assert dispatcher.joined(name, kind, epoch, holds, 0.0) == []
+        assert join(dispatcher, name, kind, epoch, holds, 0.0) == []
     return dispatcher
 
 
@@ -166,12 +176,33 @@ def test_a_full_queue_costs_the_call_and_a_pause() -> None:
 def test_a_worker_that_comes_back_starts_anew() -> None:
     dispatcher = two_workers()
     (call,) = sent(issue(dispatcher, {0: 1}))
-    lost, local = dispatcher.joined("a", OURS, 7, {0: (0,)}, 1.0)
+    lost, local = join(dispatcher, "a", OURS, 7, {0: (0,)}, 1.0)
     assert isinstance(lost, ReportLost)
     assert local == ComputeLocally(1, 0, (0,))
     assert isinstance(answer(dispatcher, call)[0], ReportDropped)
     (again,) = sent(issue(dispatcher, {0: 1}, ticket=2))
     assert (again.worker, again.epoch) == ("a", 7)
+
+
+def test_a_layer_serves_as_soon_as_it_is_loaded_and_until_it_is_let_go() -> None:
+    dispatcher = serving(("a", OURS, {0: (0, 1)}))
+    assert dispatcher.joined("b", OURS, 5, 0.0) == []
+    assert [c.worker for c in sent(issue(dispatcher, {0: 1, 1: 1}))] == ["a"]
+    dispatcher.loaded("b", 0, 9, (1, 2))
+    calls = {c.worker: c for c in sent(issue(dispatcher, {0: 1, 1: 1, 2: 1}, ticket=2))}
+    assert (calls["b"].experts, calls["b"].epoch) == ((1, 2), 9)
+    # Asked for fewer from now on; what is under way counts, of the old epoch or of the new.
+    dispatcher.kept("b", 0, (2,))
+    assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=3))] == ["a"]
+    dispatcher.loaded("b", 0, 10, (2, 3))
+    assert answer(dispatcher, calls["b"]) == [Fill(calls["b"])]
+    (call,) = sent(issue(dispatcher, {3: 1}, ticket=4))
+    assert (call.worker, call.epoch) == ("b", 10)
+    assert answer(dispatcher, call, epoch=9)[0] == ReportLost(
+        "b", 5, f"call {call.seq}: rows of epoch 9, asked of epoch 10", is_trusted=False
+    )
+    dispatcher.loaded("b", 0, 11, (0,))  # a lost one's word counts for nothing
+    assert sent(issue(dispatcher, {2: 1}, ticket=5)) == []
 
 
 def test_a_forgotten_ticket_leaves_nothing_behind() -> None:
@@ -185,7 +216,7 @@ def test_a_forgotten_ticket_leaves_nothing_behind() -> None:
 
 
 def test_the_least_loaded_holder_is_chosen() -> None:
-    a, b = Member("a", OURS, 1, {}), Member("b", OURS, 1, {})
+    a, b = Member("a", OURS, 1), Member("b", OURS, 1)
     assert choose([a, b], {}) is a
     assert choose([a, b], {"a": 1}) is b
     dispatcher = serving(("a", OURS, {0: (0, 1, 2)}), ("b", OURS, {0: (0, 1)}))
@@ -216,8 +247,8 @@ UNDONE = ["killed", "late", "garbage", "refused", "stalled"]
 def test_what_a_worker_does_not_do_is_asked_of_another_holder(how: str, kind: str) -> None:
     dispatcher = serving(("a", kind, A), theirs=IF_THEIRS[kind])
     (first,) = sent(issue(dispatcher, {0: 2, 1: 3}))
-    dispatcher.joined("b", kind, 2, B, 0.0)
-    dispatcher.joined("c", kind, 3, C, 0.0)
+    join(dispatcher, "b", kind, 2, B, 0.0)
+    join(dispatcher, "c", kind, 3, C, 0.0)
     actions = undone(how, dispatcher, first)
     when = first.deadline_s if how == "late" else 7.0
     again = [a for a in actions if isinstance(a, Send)]
@@ -284,7 +315,7 @@ def test_a_lost_workers_experts_are_the_backbones_for_good() -> None:
     assert new.after.experts == {0: (OURS, THEIRS, THEIRS, OURS, OURS), 1: (OURS, OURS, THEIRS, OURS, OURS)}
     assert local == ComputeLocally(1, 0, (0,))
     # It comes back with all that it held, and may do only what is still of its class.
-    assert dispatcher.joined("a", THEIRS, 8, a, 2.0) == []
+    assert join(dispatcher, "a", THEIRS, 8, a, 2.0) == []
     assert issue(dispatcher, {0: 1}, ticket=2) == [ComputeLocally(2, 0, (0,))]
     assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=3))] == ["a"]
     assert [c.worker for c in sent(dispatcher.lost("a", "killed", 3.0))] == ["b"]
@@ -322,7 +353,7 @@ def test_what_is_held_by_a_worker_of_another_class_waits_for_its_map() -> None:
     assert isinstance(new, NewMap)
     assert new.experts == ((0, 2),)
     assert [type(action) for action in dispatcher.lost("a", "killed", 2.0)] == [ReportLost]
-    assert dispatcher.joined("a", OURS, 7, a, 3.0) == []
+    assert join(dispatcher, "a", OURS, 7, a, 3.0) == []
     assert isinstance(answer(dispatcher, call)[0], ReportDropped)  # the stalled one serves again
     (call,) = sent(issue(dispatcher, {1: 1}, ticket=2))
     _, new, again = dispatcher.lost("b", "killed", 4.0)
@@ -357,7 +388,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.calls: list[Call] = []  # sent, and not heard of
         self.old: list[Call] = []
         for worker in self.holds:
-            self.join(worker)
+            self.come_in(worker)
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -403,10 +434,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.map = self.map.given(dict.fromkeys(new.experts, OURS))
         assert new.after == self.map
 
-    def join(self, worker: str) -> None:
+    def come_in(self, worker: str) -> None:
         self.epoch += 1
         self.act(self.dispatcher.lost(worker, "it joins again", self.now_s))
-        self.act(self.dispatcher.joined(worker, self.kinds[worker], self.epoch, self.holds[worker], self.now_s))
+        self.act(join(self.dispatcher, worker, self.kinds[worker], self.epoch, self.holds[worker], self.now_s))
 
     @rule(layer=st.integers(0, 1), load=st.dictionaries(st.integers(0, 4), st.integers(1, 3), max_size=5))
     def issue(self, layer: int, load: dict[int, int]) -> None:
@@ -461,7 +492,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from("abcd"))
     def come_back(self, worker: str) -> None:
-        self.join(worker)
+        self.come_in(worker)
 
     @rule(seconds=st.floats(0, 2 * DEADLINE_S))
     def tick(self, seconds: float) -> None:

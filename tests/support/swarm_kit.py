@@ -176,7 +176,7 @@ def some_rows(model: TinyExperts, rows: int = 5, chosen: int = 2, seed: int = 1)
 def by_index(holder: Mapping[tuple[int, int], int]) -> Any:
     """A placement that gives (layer, expert) to the worker of this index, and what is not named to nobody."""
 
-    def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+    def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate], **_: Any) -> Plan:
         holds: dict[str, dict[int, tuple[int, ...]]] = {c.name: {} for c in candidates}
         for (layer, expert), index in holder.items():
             layers = holds[candidates[index].name]

@@ -92,7 +92,7 @@ def model(arch_model: Find) -> Model:
 TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
 
 
-def by_parity(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+def by_parity(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate], **_: Any) -> Plan:
     """Experts of odd number to the second class, the others to the first, at random within it and some twice."""
     draw = np.random.default_rng(seed)
     kinds = list(dict.fromkeys(c.numeric_class for c in candidates))
@@ -123,7 +123,7 @@ def test_one_map_gives_one_result_whoever_holds_what_and_is_how_slow(model: Mode
 
 
 def test_a_plan_that_gives_an_expert_to_two_classes_is_held_to_the_first(model: Model) -> None:
-    def twice(sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+    def twice(sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate], **_: Any) -> Plan:
         return Plan({c.name: {la: tuple(range(len(e))) for la, e in sizes.items()} for c in candidates}, {})
 
     with swarm(model, ["numpy", "native"], local=NoLocal(), placement=twice) as workers:

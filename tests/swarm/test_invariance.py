@@ -71,7 +71,7 @@ def test_any_number_of_workers(model: Model, expected: bytes, count: int) -> Non
         assert workers.local_calls == 0
 
 
-def shuffled(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate]) -> Plan:
+def shuffled(seed: int, sizes: Mapping[int, Sequence[int]], candidates: Sequence[Candidate], **_: Any) -> Plan:
     """Every expert somewhere, at random; some twice."""
     draw = random.Random(seed)
     holds: dict[str, dict[int, tuple[int, ...]]] = {c.name: {} for c in candidates}
@@ -94,7 +94,7 @@ def test_shuffled_placements_with_replies_delayed_and_reordered(model: Model, ex
 
 
 def test_experts_that_fit_nowhere_are_computed_here(model: Model, expected: bytes) -> None:
-    half: Callable[..., Plan] = lambda sizes, candidates: place(  # noqa: E731 - a plan for this test alone
+    half: Callable[..., Plan] = lambda sizes, candidates, **_: place(  # noqa: E731 - a plan for this test alone
         sizes, [Candidate(name=c.name, memory_bytes=sum(map(sum, sizes.values())) // 2) for c in candidates]
     )
     with swarm(model, 1, placement=half) as workers:
@@ -113,7 +113,7 @@ def test_a_worker_killed_between_two_tokens(model: Model, expected: bytes) -> No
             rows.append(engine.step(sequence, token))
         assert np.stack(rows).tobytes() == expected
         states = [report.state for report in workers.report()]
-        assert states == ["lost", "serving"]
+        assert states in (["lost", "serving"], ["lost", "loading"])
         assert workers.local_calls > 0
 
 

@@ -1,0 +1,239 @@
+"""Workers from elsewhere come and go while answers are made: enrolled, planned for, drained, revoked, back again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from goldens import Golden, load
+from join_kit import Joiner, joiners
+from swarm_kit import NoLocal
+
+from backbone.commands.invite import new_invite
+from backbone.door import Door
+from backbone.engine import Engine
+from backbone.invite_book import InviteBook
+from backbone.listening import Address
+from backbone.local_workers import WorkerSpec
+from backbone.model import Model
+from backbone.swarm import Swarm
+
+Find = Callable[[str], Path]
+Start = Callable[..., Joiner]
+TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with joiners() as starter:
+        yield starter
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> InviteBook:
+    return InviteBook({"XDG_STATE_HOME": str(tmp_path / "backbone")})
+
+
+@pytest.fixture
+def model(arch_model: Find) -> Model:
+    return load(arch_model("qwen3moe"), backend="numpy")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
+
+
+def invite(book: InviteBook, swarm: Swarm, uses: int = 1) -> str:
+    port, now = int(swarm.endpoint.rpartition(":")[2]), int(__import__("time").time())
+    return str(new_invite(book, ("127.0.0.1",), port, uses=uses, ttl_s=3600, now=now))
+
+
+def swarm_of(model: Model, book: InviteBook, specs: list[WorkerSpec] | None = None, **options: Any) -> Swarm:
+    door = Door(Address("127.0.0.1", options.pop("port", None) or free_port()), book)
+    return Swarm(model, specs or [], local=options.pop("local", model.local_experts), door=door, **options)
+
+
+def until(swarm: Swarm, is_so: Callable[[], bool]) -> None:
+    """Serve what is due until something is so."""
+    import time
+
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up, [vars_of(report) for report in swarm.report()]
+        swarm.serve_due(0.05)
+
+
+def vars_of(report: Any) -> tuple[Any, ...]:
+    return report.name, report.state, report.experts, report.failures
+
+
+def serving(swarm: Swarm, count: int) -> Callable[[], bool]:
+    return lambda: (
+        [r.state for r in swarm.report()].count("serving") == count
+        and all(r.experts for r in swarm.report() if r.state == "serving")
+    )
+
+
+def logits(model: Model, swarm: Swarm, chunk: int = 512) -> bytes:
+    engine = Engine(model, swarm, context=64, chunk_rows=chunk)
+    return engine.extend(engine.new_sequence(), TOKENS, want_all=True).tobytes()
+
+
+def alone(model: Model) -> bytes:
+    engine = Engine(model, model.local_experts, context=64)
+    return engine.extend(engine.new_sequence(), TOKENS, want_all=True).tobytes()
+
+
+def test_three_join_one_after_the_other_and_share_what_there_is(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    expected = alone(model)
+    with swarm_of(model, book) as swarm:
+        assert logits(model, swarm) == expected
+        text = invite(book, swarm, uses=3)
+        for count in (1, 2, 3):
+            start(tmp_path / f"w{count}", text)
+            until(swarm, serving(swarm, count))
+            local = swarm.local_calls
+            assert logits(model, swarm) == expected
+            assert swarm.local_calls == local
+        total = sum(model.expert_count(layer) for layer in model.expert_tensors)
+        held = [report.experts for report in swarm.report()]
+        assert sum(held) == total
+        assert max(held) - min(held) <= 2 * len(model.expert_tensors)
+        assert all(report.calls for report in swarm.report())
+        assert swarm.class_changes == []
+
+
+def test_one_joins_and_one_dies_while_an_answer_is_made(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    engine_alone = Engine(model, model.local_experts, context=900)
+    tokens = [TOKENS[i % len(TOKENS)] for i in range(800)]
+    sequence = engine_alone.new_sequence()
+    expected = [engine_alone.step(sequence, token).tobytes() for token in tokens]
+    with swarm_of(model, book, [WorkerSpec(backend="numpy")]) as swarm:
+        engine, done = Engine(model, swarm, context=900), list[bytes]()
+        sequence = engine.new_sequence()
+        joiner = start(tmp_path / "w", invite(book, swarm))
+        while len(done) < len(tokens):
+            done.append(engine.step(sequence, tokens[len(done)]).tobytes())
+            reports = swarm.report()
+            if len(reports) == 2 and reports[1].calls > 20 and reports[0].state != "lost":
+                os.kill(swarm.pids()[0], signal.SIGKILL)
+            if reports[0].state == "lost" and reports[1].state == "serving" and reports[1].calls > 60:
+                break
+        assert done == expected[: len(done)]
+        states = [report.state for report in swarm.report()]
+        assert states == ["lost", "serving"]
+        assert swarm.class_changes == []
+        assert not joiner.has_ended()
+
+
+def test_one_that_leaves_says_so_and_comes_back_as_itself(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    with swarm_of(model, book) as swarm:
+        first = start(tmp_path / "w", invite(book, swarm), "--name", "phone")
+        until(swarm, serving(swarm, 1))
+        assert first.stop() == (0, first.told().splitlines()[-1])
+        until(swarm, lambda: swarm.report()[0].state == "lost")
+        assert swarm.report()[0].failures[-1] == "it left: stopped"
+        assert logits(model, swarm) == alone(model)
+        start(tmp_path / "w")
+        until(swarm, serving(swarm, 1))
+        assert [report.name for report in swarm.report()] == ["phone"]
+        local = swarm.local_calls
+        assert logits(model, swarm) == alone(model)
+        assert swarm.local_calls == local
+
+
+def test_three_idle_workers_outlast_their_backbone(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    port = free_port()
+    with swarm_of(model, book, port=port) as swarm:
+        text = invite(book, swarm, uses=3)
+        for i in range(3):
+            start(tmp_path / f"w{i}", text)
+        until(swarm, serving(swarm, 3))
+        names = sorted(report.name for report in swarm.report())
+    again = InviteBook({"XDG_STATE_HOME": str(tmp_path / "backbone")})
+    with swarm_of(model, again, port=port, local=NoLocal()) as swarm:
+        until(swarm, serving(swarm, 3))
+        assert sorted(report.name for report in swarm.report()) == names
+        assert logits(model, swarm) == alone(model)
+
+
+def test_a_revoked_worker_is_let_go_and_kept_out(model: Model, book: InviteBook, start: Start, tmp_path: Path) -> None:
+    with swarm_of(model, book) as swarm:
+        joiner = start(tmp_path / "w", invite(book, swarm), "--name", "phone")
+        until(swarm, serving(swarm, 1))
+        other = InviteBook({"XDG_STATE_HOME": str(tmp_path / "backbone")})  # as another process has it
+        with other.changing() as invites:
+            invites.revoke(invites.find("phone")[0])
+        until(swarm, lambda: not swarm.report())
+        code, line = joiner.end()
+        assert code == 1
+        assert "this worker was revoked" in line
+        assert logits(model, swarm) == alone(model)
+        code, line = (
+            start(tmp_path / "w").end_with(swarm)
+            if hasattr(joiner, "end_with")
+            else refused(swarm, start(tmp_path / "w"))
+        )
+        assert code == 1
+        assert "revoked" in line
+        assert swarm.refused > 0
+
+
+def refused(swarm: Swarm, joiner: Joiner) -> tuple[int, str]:
+    """How a worker that is not let in ends."""
+    until(swarm, joiner.has_ended)
+    return joiner.end()
+
+
+def test_workers_of_another_class_get_what_nobody_holds_when_no_answer_is_in_the_making(
+    arch_model: Find, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    model = load(arch_model("qwen3moe"), backend="native")
+    with swarm_of(model, book) as swarm:
+        own = swarm.class_map.digest
+        start(tmp_path / "w", invite(book, swarm))  # numpy
+        until(swarm, serving(swarm, 1))
+        assert swarm.class_map.digest != own  # a new map, before any answer began
+        engine = Engine(model, swarm, context=64)
+        row = engine.extend(engine.new_sequence(), TOKENS)[0]
+        assert int(np.argmax(row)) == int(
+            np.argmax(np.frombuffer(alone(model), np.float32).reshape(len(TOKENS), -1)[-1])
+        )
+        assert swarm.local_calls == 0
+        assert swarm.class_changes == []
+
+
+def test_while_an_answer_is_made_nobody_of_another_class_is_given_anything(
+    arch_model: Find, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    model = load(arch_model("qwen3moe"), backend="native")
+    expected = alone(model)
+    with swarm_of(model, book) as swarm:
+        start(tmp_path / "w", invite(book, swarm))
+        seen = threading.Event()
+        while not seen.is_set():  # each answer pumps the swarm; none may be of another map than the backbone's own
+            assert logits(model, swarm, 1) == expected
+            if swarm.report() and swarm.report()[0].state in ("joined", "serving", "loading"):
+                seen.set()
+        assert logits(model, swarm) == expected
+        assert swarm.report()[0].experts == 0
+        until(swarm, lambda: swarm.report()[0].experts > 0)

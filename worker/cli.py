@@ -14,6 +14,7 @@ from kernels.interface import Backend, Options
 from kernels.registry import make_backend
 from protocol.sizes import parse_size
 
+from . import backends
 from .errors import UsageError, WorkerError
 from .runtime import Runtime
 from .session import Session, end_with, read_session
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--memory", metavar="SIZE", help="what it may hold of experts, such as 800M; over what the backbone says"
     )
     local.set_defaults(func=_local)
+    backends.add_parser(commands)
     args = parser.parse_args(argv)
     logging.basicConfig(format="worker: %(levelname)s: %(message)s")
     try:

@@ -59,9 +59,9 @@ def measure(
     experts = layer(type, layer_bytes)
     bank, one = backend.load(experts), experts[0].nbytes
     decode = _times(_decoding(bank, len(experts)), seconds / 2, clock)
-    prefill, together = _times(_prefilling(bank, 1), seconds / 8, clock), 1
-    if 6 * CHOSEN * median(prefill) < seconds:  # several rounds of that fit
-        prefill, together = _times(_prefilling(bank, CHOSEN), seconds * 3 / 8, clock), CHOSEN
+    (alone,) = _times(_prefilling(bank, 1), 0, clock)
+    together = CHOSEN if 6 * CHOSEN * alone < seconds else 1  # so that several rounds fit
+    prefill = _times(_prefilling(bank, together), seconds / 2, clock)
     flops = 2 * 3 * WIDTH * HIDDEN * ROWS * together
     return Rates(
         type=type.name,

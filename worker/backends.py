@@ -69,10 +69,9 @@ def collect(seconds: float, progress: TextIO) -> dict[str, Any]:
     backends = list[dict[str, Any]]()
     for found in look():
         devices = [_device(found, one, seconds, progress) for one in found.candidates]
-        # A backend without a choice of devices is here if it opens; one with a choice has some, that may not open.
-        reason = found.reason if found.setting or not devices else devices[0]["error"] or ""
-        if reason and devices:
-            devices = []
+        reason = found.reason
+        if not found.setting and devices and devices[0]["class"] is None:  # what the backend itself lacks
+            reason, devices = devices[0]["error"], []
         backends.append(
             {
                 "backend": found.backend,

@@ -234,3 +234,49 @@ def test_no_such_device_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("device.py: error: cuda: ")
     assert done.stderr.count("\n") == 1
+
+
+def answered(ids: list[int], logits: list[str], *calls: int, failures: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What `generate --json` gives, as far as it is read."""
+    workers = [
+        {"name": f"local-{i}", "backend": "b", "class": "c", "calls": n, "seconds": 0.1, "failures": list(failures)}
+        for i, n in enumerate(calls)
+    ]
+    return {"ids": ids, "logits_sha256": logits, "workers": workers, "timings": {}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "equal_ids", "equal_logits", "one_class", "mixed"),
+    [
+        (answered([1, 2], ["a", "b"], 3, 4), True, True, True, True),
+        (answered([1, 2], ["a", "c"], 3, 4), True, False, False, True),
+        (answered([1, 3], ["a", "c"], 3, 4), False, False, False, False),
+        (answered([1, 2], ["a", "b"], 3, 0), True, True, False, False),  # a worker that did nothing
+        (answered([1, 2], ["a", "b"], 3, 4, failures=("late",)), True, True, False, False),
+    ],
+)
+def test_a_swarms_answer_is_held_to_one_process(
+    answer: dict[str, Any],
+    equal_ids: bool,
+    equal_logits: bool,
+    one_class: bool,
+    mixed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = answered([1, 2], ["a", "b"])
+    monkeypatch.setattr(script, "generate", lambda size, workers: alone if workers == "0" else answer)
+    swarm = script.swarm("opencl", script.QUICK, "opencl:1,numpy:1", is_one_class=True)
+    runs = swarm["runs"]
+    assert [runs[name]["holds"] for name in ("one_class", "mixed")] == [one_class, mixed]
+    assert (runs["mixed"]["equal_ids"], runs["mixed"]["equal_logits"]) == (equal_ids, equal_logits)
+    assert swarm["holds"] is (one_class and mixed)
+    assert script.swarm("opencl", script.QUICK, "numpy:1", is_one_class=False)["runs"].keys() == {"mixed"}
+
+
+def test_what_the_command_refuses_is_the_result() -> None:
+    found = script.swarm("opencl", script.QUICK, "gpu", is_one_class=False)
+    (run_,) = found["runs"].values()
+    assert run_["asked"] == "gpu"
+    assert run_["refused"].startswith("backbone: error: --workers gpu:")
+    assert run_["holds"] is found["holds"] is False
+    assert found["ids"]

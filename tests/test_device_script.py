@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 from native_builds import REQUIRE
@@ -226,6 +228,20 @@ def test_a_section_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.M
     assert found["pass"] is False
     monkeypatch.setattr(script, "operations", lambda *_: fine)
     assert script.report("native", script.QUICK, "0", lambda section: None)["pass"] is True
+
+
+def test_the_cuda_branch_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # CuPy's calls over the CUDA branch of the source, on this CPU: what a GPU would be asked, in small.
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.make())
+    monkeypatch.setattr(script, "WIDTHS", (1, 9, 40))
+    cuda, native = make_backend("cuda"), make_backend("native")
+    found = script.one_type(cuda, native, script.QUICK, GGMLType.Q4_K, True)
+    assert found["holds"] is True
+    assert script.copy(script.OPEN["cuda"], replace(script.QUICK, copied=1 << 17))["holds"] is True
+    name, case = next(script.cases(script.QUICK))
+    assert name == "rms_norm"
+    assert script.sha256(script.result(case, cuda)) == script.sha256(script.result(case, native))
+    assert script.machine(cuda, native)["device"] == "A GPU (CUDA 13.0, CuPy 14.2.0)"
 
 
 def test_no_such_device_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

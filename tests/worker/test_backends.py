@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import fake_cupy
 import pytest
 
 from kernels import inventory
@@ -248,6 +249,18 @@ def test_every_cuda_device_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.setting == "EXPERTSWARM_CUDA_DEVICE"
     with pytest.raises(DeviceError, match="opened 0"):
         found.candidates[0].open()
+
+
+def test_cuda_devices_are_opened_one_by_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.make())
+    monkeypatch.setattr(backends, "look", lambda: [one for one in inventory.look({}) if one.backend == "cuda"])
+    (found,) = as_json(capsys, "--probe-seconds", "0")["backends"]
+    assert [(one["id"], one["device"], one["class"], one["memory_bytes"]) for one in found["devices"]] == [
+        ("0", "A GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", 1 << 30),
+        ("1", "Another GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", 1 << 30),
+    ]
 
 
 def test_what_is_absent_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

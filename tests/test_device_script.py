@@ -201,7 +201,8 @@ def test_bits_that_change_show() -> None:
         rows.view(np.uint32)[0, 0] ^= next(calls) & 1
 
     found = q8_0(at_random, is_one_class=False)
-    assert found["holds"] is found["widths"]["1"]["repeats"] is False
+    one = found["widths"]["1"]
+    assert one["holds"] is one["repeats"] is found["holds"] is False
 
 
 def test_a_row_that_is_not_finite_is_no_number_in_json() -> None:
@@ -238,6 +239,8 @@ def test_the_cuda_branch_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
     found = script.one_type(cuda, native, script.QUICK, GGMLType.Q4_K, True)
     assert found["holds"] is True
     assert script.copy(script.OPEN["cuda"], replace(script.QUICK, copied=1 << 17))["holds"] is True
+    monkeypatch.setattr(script.Kernels, "elementwise", lambda *_, **__: None)
+    assert script.copy(script.OPEN["cuda"], replace(script.QUICK, copied=1 << 17))["holds"] is False
     name, case = next(script.cases(script.QUICK))
     assert name == "rms_norm"
     assert script.sha256(script.result(case, cuda)) == script.sha256(script.result(case, native))

@@ -50,6 +50,15 @@ class Timing:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassChange:
+    """Experts went over to another numeric class while an answer was made."""
+
+    token: int  #: index in the answer of the first token whose logits are of the new class map
+    before: str  #: digest of the earlier map
+    after: str  #: digest of the new one
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """What came of a prompt. `stop`: eos, limit (-n), length (the context is full), stop (a string) or cancelled."""
@@ -61,6 +70,7 @@ class Answer:
     prompt: Timing = field(default_factory=Timing)
     decode: Timing = field(default_factory=Timing)
     logits_sha256: list[str] = field(default_factory=list)
+    class_changes: list[ClassChange] = field(default_factory=list)
 
 
 class Engine:
@@ -171,11 +181,13 @@ class Engine:
         KeyboardInterrupt from a callback or a step ends the answer with stop "cancelled" and is not raised again.
         """
         answer = Answer(prompt_ids=list(prompt_ids))
+        changes = _Changes(self.experts, answer)
         stream = _Stream(tokenizer, options, answer, on_text)
         try:
-            self._answer(answer, stream, tokenizer, options, sequence or self.new_sequence(), on_prompt)
+            self._answer(answer, stream, changes, tokenizer, options, sequence or self.new_sequence(), on_prompt)
         except KeyboardInterrupt:
             answer.stop = "cancelled"
+        changes.note()
         stream.finish()
         return answer
 
@@ -183,6 +195,7 @@ class Engine:
         self,
         answer: Answer,
         stream: _Stream,
+        changes: _Changes,
         tokenizer: Tokenizer,
         options: GenerateOptions,
         sequence: Sequence,
@@ -200,6 +213,7 @@ class Engine:
         started = time.perf_counter()
         try:
             while (stop := self._ended(answer, options, sequence)) is None:
+                changes.note()
                 token = self.choose(sampler, row, sequence)
                 if options.digest:
                     answer.logits_sha256.append(logits_sha256(row))
@@ -224,6 +238,21 @@ class Engine:
         if len(answer.prompt_ids) + len(answer.ids) >= self.context:
             return "length"
         return None
+
+
+class _Changes:
+    """Changes of the class map while an answer is made."""
+
+    def __init__(self, experts: ExpertSource, answer: Answer) -> None:
+        self._experts, self._answer = experts, answer
+        self._known = len(experts.class_changes)  #: the earlier ones belong to earlier answers
+
+    def note(self) -> None:
+        """Those that are new hold from the token on that is chosen next."""
+        new = self._experts.class_changes[self._known :]
+        token = len(self._answer.ids)
+        self._answer.class_changes += [ClassChange(token=token, before=c.before, after=c.after) for c in new]
+        self._known += len(new)
 
 
 class _Stream:

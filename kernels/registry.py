@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from .errors import BackendUnavailable
-from .interface import DenseBackend, Options
+from .interface import Backend, DenseBackend, Options
 
 #: What `Options.activations` may be; not every backend computes with each.
 ACTIVATION_DTYPES = ("f32", "i16")
@@ -85,6 +85,17 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
         raise BackendUnavailable(f"no backend {name!r}; {hint}")
     return BACKENDS[name](options)
+
+
+def stand_in(backend: Backend) -> Backend | None:
+    """A backend on the CPU with a device's bits, for what the device cannot do; None where there is none."""
+    if backend.name in ("native", "numpy"):
+        return None
+    try:
+        cpu = make_backend("native")
+    except BackendUnavailable:
+        return None
+    return cpu if cpu.numeric_class == backend.numeric_class else None
 
 
 def probe() -> dict[str, str | None]:

@@ -16,7 +16,7 @@ from ..provenance import cache_folder
 from ..session import Session, open_session
 from ..settings import add_flags, resolve
 from ..terminal import ProgressLine, dim
-from .generate import MODEL_FLAGS, SAMPLING_FLAGS, STOPS, generate_options, shower
+from .generate import MODEL_FLAGS, SAMPLING_FLAGS, STOPS, change_line, generate_options, shower
 
 HELP = "/reset forgets the conversation, /system TEXT sets the system message and forgets, /quit ends (or Ctrl-D)"
 
@@ -138,6 +138,8 @@ class Chat:
         sys.stdout.flush()
         if answer.stop in ("limit", "length", "cancelled"):
             print(dim(f"(stopped: {STOPS[answer.stop]})", sys.stderr), file=sys.stderr)
+        for change in answer.class_changes:
+            print(dim(f"({change_line(change)})", sys.stderr), file=sys.stderr)
         # What was said stays said, also when it was broken off.
         self._messages = [*said, {"role": "assistant", "content": answer.text}]
 

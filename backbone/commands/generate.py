@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chat_template import chat_prompt
-from ..engine import Answer, GenerateOptions
+from ..engine import Answer, ClassChange, GenerateOptions
 from ..errors import UsageError
 from ..sampling import SamplingOptions
 from ..session import Session, open_session
@@ -146,6 +146,7 @@ def as_json(session: Session, answer: Answer) -> dict[str, Any]:
         },
         "workers": workers_as_json(session),
         "computed_locally": session.swarm.local_calls if session.swarm is not None else None,
+        "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
         "provenance": session.provenance(),
     }
     if answer.logits_sha256:
@@ -178,7 +179,13 @@ def summary(session: Session, answer: Answer) -> str:
         f"prompt: {answer.prompt.tokens} tokens, {answer.prompt.rate:.1f}/s; answer: {answer.decode.tokens} tokens, "
         f"{answer.decode.rate:.1f}/s; stopped: {STOPS[answer.stop]}"
     )
-    return "\n".join([*worker_lines(session), speed, provenance_line(session)])
+    changes = [change_line(change) for change in answer.class_changes]
+    return "\n".join([*worker_lines(session), speed, *changes, provenance_line(session)])
+
+
+def change_line(change: ClassChange) -> str:
+    """From which token on an answer is of another class map."""
+    return f"numeric class changed at token {change.token}: class map {change.after[:12]}, before {change.before[:12]}"
 
 
 def worker_lines(session: Session) -> list[str]:

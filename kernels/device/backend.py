@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from ..errors import BackendUnavailable
 from ..interface import ExpertWeights, NumericClass, Operation, Options
 from .bank import DeviceBank
-from .interface import Device
+from .interface import Device, DeviceError
 from .kernels import Kernels
 from .probe import is_canonical
 from .program import DeviceProgram
@@ -28,13 +28,16 @@ class DeviceBackend:
             )
         if options.kv_cache != "f32":
             raise BackendUnavailable(f"{name} keeps keys and values in f32; {options.kv_cache} needs --backend native")
-        self.name, self._kernels, self._room = name, Kernels(device), Room(device)
         info = device.info
         self.device = f"{info.name} ({info.driver})"
-        self.memory_bytes = info.memory_bytes
+        self.memory_bytes = info.memory_bytes * 9 // 10  # the rest is for rows on their way, and for the driver
+        try:
+            self.name, self._kernels, self._room = name, Kernels(device), Room(device)
+            canonical = is_canonical(self._kernels, self._room)
+        except DeviceError as error:
+            raise BackendUnavailable(f"{name}: {error}") from None
         # A device that flushes small numbers, or whose compiler has ideas of its own, has a class of its own.
-        own = f"{name} {self.device}"
-        self.numeric_class = NumericClass(name="canonical-1" if is_canonical(self._kernels, self._room) else own)
+        self.numeric_class = NumericClass(name="canonical-1" if canonical else f"{name} {self.device}")
 
     def program(self, operations: Seq[Operation], slot_widths: Seq[int]) -> DeviceProgram:
         """Bind a whole program; its tensors go to the device."""

@@ -15,7 +15,7 @@
 #define __shared__ static
 #define __launch_bounds__(n)
 #define __syncthreads() shim::barrier()
-#define _Float16 shim::Half  // g++ before 13 has it in C alone
+#define _Float16 shim::Half // g++ before 13 has it in C alone
 
 static inline uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
 static inline int32_t __float_as_int(float x) { return __builtin_bit_cast(int32_t, x); }
@@ -44,7 +44,7 @@ struct Half {
       bits = sign | 0x7e00 | (rest >> 13 & 0x3ff);
     else if (rest >= 0x477ff000)
       bits = sign | 0x7c00;
-    else if (rest < 0x38800000)  // subnormal: adding 0.5 leaves its units of 2^-24 in the last bits
+    else if (rest < 0x38800000) // subnormal: adding 0.5 leaves its units of 2^-24 in the last bits
       bits = sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000);
     else
       bits = sign | (rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13;
@@ -108,7 +108,8 @@ static void step(Fiber *fiber) {
   setcontext(&fiber->begin);
 }
 
-// A group up to its end. Divergent: some items are done while others wait at a barrier, for which no device has a result.
+// A group up to its end. Divergent: some items are done while others wait at a barrier, for which no device has a
+// result.
 static Result group(int items, bool backwards) {
   for (int i = 0; i < items; i++) fibers[i].state = READY;
   for (;;) {
@@ -120,14 +121,14 @@ static Result group(int items, bool backwards) {
     }
     if (waiting == 0) return OK;
     if (waiting < items) {
-      for (int i = 0; i < items; i++) fibers[i].started = false;  // those at a barrier never go on; their stacks are lost
+      for (int i = 0; i < items; i++)
+        fibers[i].started = false; // those at a barrier never go on; their stacks are lost
       return DIVERGENT;
     }
   }
 }
 
-template <class Body>
-static int grid(int x, int y, int items, int made_for, Body run) {
+template <class Body> static int grid(int x, int y, int items, int made_for, Body run) {
   if (items != made_for || items > MOST) return WRONG_ITEMS;
   body = [](void *p) { (*(Body *)p)(); };
   body_argument = &run;
@@ -146,13 +147,11 @@ static int call(void (*kernel)(A...), int made_for, int x, int y, int items, voi
   return grid(x, y, items, made_for, [=] { kernel(*(A *)args[I]...); });
 }
 
-template <class... A>
-static int launch(void (*kernel)(A...), int made_for, int x, int y, int items, void **args) {
+template <class... A> static int launch(void (*kernel)(A...), int made_for, int x, int y, int items, void **args) {
   return call(kernel, made_for, x, y, items, args, std::index_sequence_for<A...>{});
 }
 
-template <class A>
-constexpr char kind() {
+template <class A> constexpr char kind() {
   if (std::is_pointer_v<A>) return 'p';
   if (std::is_same_v<A, float>) return 'f';
   if (std::is_integral_v<A> && sizeof(A) == 4) return 'i';
@@ -160,17 +159,16 @@ constexpr char kind() {
 }
 
 // The kinds of a kernel's arguments, one letter each.
-template <class... A>
-static const char *kinds(void (*)(A...)) {
+template <class... A> static const char *kinds(void (*)(A...)) {
   static const char letters[] = {kind<A>()..., 0};
   return letters;
 }
 
-}  // namespace shim
+} // namespace shim
 
 // One for each kernel, behind the source.
-#define SHIM_KERNEL(name, made_for)                                                          \
-  extern "C" int shim_launch_##name(int x, int y, int items, void **args) {                  \
-    return shim::launch(name, made_for, x, y, items, args);                                  \
-  }                                                                                          \
+#define SHIM_KERNEL(name, made_for)                                         \
+  extern "C" int shim_launch_##name(int x, int y, int items, void **args) { \
+    return shim::launch(name, made_for, x, y, items, args);                 \
+  }                                                                         \
   extern "C" const char *shim_kinds_##name() { return shim::kinds(name); }

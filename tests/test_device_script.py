@@ -14,21 +14,16 @@ from typing import Any
 import fake_cupy
 import numpy as np
 import pytest
-from native_builds import REQUIRE
+from device_checks import need
 from scripts import load_benchmark
 from shared_data import ROOT
 
-from kernels.device import opencl_devices
-from kernels.errors import BackendUnavailable
 from kernels.formats import GGMLType
 from kernels.interface import F32, I32, NumericClass
 from kernels.registry import make_backend
-from protocol import capabilities
 
 script = load_benchmark("device")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-#: Until workers of several classes may serve one backbone, a mixed swarm is refused.
-HAS_MIXED = not hasattr(capabilities, "class_refusal")
 
 
 def run(cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -40,16 +35,11 @@ def run(cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, compiled_kernels: Path) -> dict[str, Any]:
     """The object of a quick run."""
-    try:
-        opencl_devices.list_devices()
-    except BackendUnavailable as error:
-        if "opencl" in os.environ.get(REQUIRE, "").split():
-            raise
-        pytest.skip(str(error))
+    need("opencl")
     out = tmp_path_factory.mktemp("device") / "out.json"
     done = run(tmp_path_factory.getbasetemp() / "home" / "cache", "--backend", "opencl", "--quick", "--out", str(out))
     assert done.stdout == ""
-    assert done.returncode == (0 if HAS_MIXED else 1), done.stderr
+    assert done.returncode == 0, done.stderr
     loaded: dict[str, Any] = json.loads(out.read_text())
     return loaded
 
@@ -64,7 +54,7 @@ def test_it_says_what_it_ran_on(found: dict[str, Any]) -> None:
     assert {"python", "numpy"} <= machine["versions"].keys()
     assert found["quick"] is True
     assert found["seconds"] > 0
-    assert found["pass"] is HAS_MIXED
+    assert found["pass"] is True
 
 
 def test_experts_of_every_type_and_width(found: dict[str, Any]) -> None:
@@ -118,12 +108,9 @@ def test_a_swarm_with_the_device_answers_as_one_process(found: dict[str, Any]) -
     assert [worker["backend"] for worker in one_class["workers"]] == ["opencl", "native"]
     assert all(worker["calls"] for worker in one_class["workers"])
     assert one_class["equal_ids"] is one_class["equal_logits"] is one_class["holds"] is True
-    if HAS_MIXED:
-        assert [worker["backend"] for worker in mixed["workers"]] == ["opencl", "native", "numpy"]
-        assert mixed["equal_ids"] is mixed["holds"] is True
-    else:
-        assert "the bits would differ" in mixed["refused"]
-        assert mixed["holds"] is swarm["holds"] is False
+    assert [worker["backend"] for worker in mixed["workers"]] == ["opencl", "native", "numpy"]
+    assert len({worker["class"] for worker in mixed["workers"]}) == 2
+    assert mixed["equal_ids"] is mixed["holds"] is True
 
 
 # ---- faults show

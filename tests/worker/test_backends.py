@@ -258,8 +258,8 @@ def test_cuda_devices_are_opened_one_by_one(
     monkeypatch.setattr(backends, "look", lambda: [one for one in inventory.look({}) if one.backend == "cuda"])
     (found,) = as_json(capsys, "--probe-seconds", "0")["backends"]
     assert [(one["id"], one["device"], one["class"], one["memory_bytes"]) for one in found["devices"]] == [
-        ("0", "A GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", 1 << 30),
-        ("1", "Another GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", 1 << 30),
+        ("0", "A GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", fake_cupy.MEMORY * 9 // 10),
+        ("1", "Another GPU (CUDA 13.0, CuPy 14.2.0)", "canonical-1/f32/f32", fake_cupy.MEMORY * 9 // 10),
     ]
 
 

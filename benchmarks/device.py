@@ -11,7 +11,7 @@ bits under a fixed seed and are the same on every machine, so that the sha256 of
     pass        every section holds
     quick       smaller shapes: the sha256 compare only with those of another quick run
     seconds     what the run took
-    machine     backend, device (with its driver), memory_bytes (for experts), cpu, system, load (average of a minute, at the start),
+    machine     backend, device (with its driver), memory_bytes (for experts), cpu, system, load (of a minute, before),
                 numeric_class, native_class, engine_sha256 (as provenance has it), versions of what took part
     experts     bar (of worst_relative_l2), width and hidden of an expert, `types` by quant type:
                   widths: by rows in a call, each with
@@ -390,7 +390,7 @@ def machine(backend: DenseBackend, native: DenseBackend) -> dict[str, Any]:
     return {
         "backend": backend.name,
         "device": backend.device,
-        "memory_bytes": getattr(backend, "memory_bytes", None),
+        "memory_bytes": backend.memory_bytes,
         "cpu": cpu_model(),
         "system": platform.platform(),
         "load": round(os.getloadavg()[0], 2),

@@ -55,7 +55,7 @@ def measure(
     KernelError when the device fails, MemoryError when this machine has no room for the experts.
     """
     if layer_bytes is None:
-        layer_bytes = fitting_bytes(getattr(backend, "memory_bytes", 0))
+        layer_bytes = fitting_bytes(backend.memory_bytes)
     experts = layer(type, layer_bytes)
     bank, one = backend.load(experts), experts[0].nbytes
     decode = _times(_decoding(bank, len(experts)), seconds / 2, clock)

@@ -121,7 +121,7 @@ class Faulty:
 
     def __init__(self, change: Any) -> None:
         self._backend, self._change = make_backend("native"), change
-        self.name, self.device, self.threads = "faulty", "a device", 1
+        self.name, self.device, self.threads, self.memory_bytes = "faulty", "a device", 1, 0
         self.numeric_class = NumericClass(name="canonical-1")
 
     def load(self, experts: Any) -> Any:

@@ -146,6 +146,7 @@ sys.exit(main(["backends", "--json", "--probe-seconds", "0"]))
     assert (done.returncode, done.stderr) == (0, "")
     found = {one["backend"]: one for one in json.loads(done.stdout)["backends"]}
     assert [name for name, one in found.items() if one["available"]][:2] == ["native", "numpy"]
+    assert all(one["memory_bytes"] > 0 for backend in found.values() for one in backend["devices"])
     assert "pip install 'expertswarm[cuda]'" in found["cuda"]["reason"]
     assert found["opencl"]["available"] or "pip install 'expertswarm[opencl]'" in found["opencl"]["reason"]
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from kernels.errors import KernelError
-from kernels.interface import DenseBackend
 from kernels.inventory import Candidate, Found, look
 from kernels.measure import measure
 from kernels.memory import usable_memory
@@ -103,7 +102,7 @@ def _device(found: Found, one: Candidate, seconds: float, progress: TextIO) -> d
         backend = one.open()
         about |= {
             "device": backend.device,
-            "memory_bytes": memory_bytes(backend),
+            "memory_bytes": backend.memory_bytes or usable_memory(),
             "class": str(backend.numeric_class),
             "threads": backend.threads,
         }
@@ -116,12 +115,6 @@ def _device(found: Found, one: Candidate, seconds: float, progress: TextIO) -> d
             progress.write("\r\x1b[K")
             progress.flush()
     return about
-
-
-def memory_bytes(backend: DenseBackend) -> int:
-    """Bytes of the memory that a backend's experts would be in: its device's, else what this process may use."""
-    own: int | None = getattr(backend, "memory_bytes", None)
-    return usable_memory() if own is None else own
 
 
 def as_text(found: dict[str, Any]) -> str:

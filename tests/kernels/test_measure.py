@@ -34,7 +34,7 @@ class Bank:
 class Backend:
     """Of such a bank."""
 
-    name, device, threads = "fake", "a device", 1
+    name, device, threads, memory_bytes = "fake", "a device", 1, 0
 
     def __init__(self, seconds_a_pair: float) -> None:
         self.bank = Bank(seconds_a_pair)

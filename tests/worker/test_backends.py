@@ -34,10 +34,9 @@ RATES = Rates(
 )
 
 
-def opens(device: str, memory: int | None = None) -> Callable[[], Any]:
-    about = {} if memory is None else {"memory_bytes": memory}
+def opens(device: str, memory: int = 0) -> Callable[[], Any]:
     numeric = NumericClass(name="a-class")
-    return lambda: SimpleNamespace(name="far", device=device, numeric_class=numeric, threads=3, **about)
+    return lambda: SimpleNamespace(device=device, numeric_class=numeric, threads=3, memory_bytes=memory)
 
 
 def fails(error: Exception) -> Callable[[], Any]:

@@ -6,11 +6,12 @@ Reads the system's own tables and changes nothing. What is absent or makes no se
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Set
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
+from . import cgroups
+from .cgroups import read
+
 #: Which CPUs share a core. The lists come first: on some ARM systems a core's id is unique only within its cluster.
 _SIBLINGS = (("core_cpus_list",), ("thread_siblings_list",), ("physical_package_id", "core_id"))
 
@@ -37,57 +38,26 @@ def _core_of(root: Path, cpu: int) -> tuple[str, ...]:
     """What all CPUs of a core have in common, and no other has."""
     topology = root / "sys/devices/system/cpu" / f"cpu{cpu}" / "topology"
     for names in _SIBLINGS:
-        found = tuple(_read(topology / name) for name in names)
+        found = tuple(read(topology / name) for name in names)
         if all(found):
             return (names[0], *found)
     return ("cpu", str(cpu))
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """The bound of each cgroup that this process is in, from its own to the outermost one that is mounted here."""
-    paths = dict[str, str]()  # by version
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            paths["cgroup2"] = path
-        elif "cpu" in controllers.split(","):
-            paths["cgroup"] = path
-    for kind, mounted, place in _mounts(root):
-        if kind in paths:
-            for folder in _folders(place, mounted, paths[kind]):
-                quota = _quota_v2(folder) if kind == "cgroup2" else _quota_v1(folder)
-                if quota:
-                    yield quota
-
-
-def _mounts(root: Path) -> Iterator[tuple[str, str, Path]]:
-    """Mounted cgroup trees that can bound CPU time: version, the cgroup that is mounted, and where."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        first, _, second = line.partition(" - ")
-        fields, options = first.split(), second.split()
-        if len(fields) < 5 or len(options) < 3:
-            continue
-        kind = options[0]
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options[2].split(",")):
-            mounted, place = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), field) for field in fields[3:5])
-            yield kind, mounted, root / place.lstrip("/")
-
-
-def _folders(place: Path, mounted: str, path: str) -> Iterator[Path]:
-    """The folder of a cgroup and of each one above it. A container may be mounted from elsewhere: then its top."""
-    own, top = PurePosixPath(path), PurePosixPath(mounted)
-    inside = own.relative_to(top) if own.is_relative_to(top) and ".." not in own.parts else PurePosixPath()
-    yield from (place / above for above in (inside, *inside.parents))
+    """The bound of each cgroup that this process is in."""
+    for version, folder in cgroups.folders("cpu", root):
+        if quota := _quota_v2(folder) if version == 2 else _quota_v1(folder):
+            yield quota
 
 
 def _quota_v2(folder: Path) -> int:
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    quota, _, period = read(folder / "cpu.max").partition(" ")
     return _cores_of(quota, period)
 
 
 def _quota_v1(folder: Path) -> int:
-    return _cores_of(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+    return _cores_of(read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us"))
 
 
 def _cores_of(quota: str, period: str) -> int:
@@ -96,11 +66,3 @@ def _cores_of(quota: str, period: str) -> int:
         return 0
     time, span = int(quota[:18]), int(period[:18])
     return -(-time // span) if time and span else 0
-
-
-def _read(file: Path) -> str:
-    """A file's text without the white space around it; empty when it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

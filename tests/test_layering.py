@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,8 @@ def test_every_package_is_looked_at() -> None:
 
 BLOCKER = """
 import sys
-allowed = set(sys.stdlib_module_names) | {"worker", "protocol", "kernels", "numpy", "zmq", "msgpack"}
+# ziglang is a compiler that `native` looks for; nothing of it is imported.
+allowed = set(sys.stdlib_module_names) | {"worker", "protocol", "kernels", "numpy", "zmq", "msgpack", "ziglang"}
 
 class Blocker:
     refused = []
@@ -132,6 +134,21 @@ print(sorted(ours))
 """
     done = blocked(code)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
+def test_backends_are_listed_with_the_three_alone() -> None:
+    code = """
+import sys
+from worker.cli import main
+sys.exit(main(["backends", "--json", "--probe-seconds", "0"]))
+"""
+    done = blocked(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {one["backend"]: one for one in json.loads(done.stdout)["backends"]}
+    assert [name for name, one in found.items() if one["available"]][:2] == ["native", "numpy"]
+    assert all(one["memory_bytes"] > 0 for backend in found.values() for one in backend["devices"])
+    assert "pip install 'expertswarm[cuda]'" in found["cuda"]["reason"]
+    assert found["opencl"]["available"] or "pip install 'expertswarm[opencl]'" in found["opencl"]["reason"]
 
 
 def test_the_block_holds() -> None:

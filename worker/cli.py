@@ -20,6 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
 from protocol.sizes import parse_size
 
+from . import backends
 from .cache import SliceCache, cache_folder, default_bytes, listing, prune
 from .errors import UsageError, WorkerError
 from .identity import Identities, checked_name
@@ -235,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     local.add_argument("--cache", metavar="SIZE", help="bytes of experts to keep on disk (default: none)")
     local.set_defaults(func=_local)
+    backends.add_parser(commands)
     return parser
 
 

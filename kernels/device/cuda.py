@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,24 @@ def list_devices() -> list[str]:
         raise BackendUnavailable(f"cuda: {error}; install the GPU's driver") from None
 
 
-def open_device(wanted: str | None = None, environ: Mapping[str, str] = os.environ) -> CudaDevice:
-    """The device wanted, by the setting or else $EXPERTSWARM_CUDA_DEVICE, else the first.
+def choose(names: Sequence[str], wanted: str | None, environ: Mapping[str, str] = os.environ) -> int:
+    """The number of the device wanted, by the setting or else $EXPERTSWARM_CUDA_DEVICE, else the first.
 
     BackendUnavailable when there is none, or none of that name.
     """
-    names, wanted = list_devices(), wanted or environ.get(DEVICE, "")
+    wanted = wanted or environ.get(DEVICE, "")
     if not names:
         raise BackendUnavailable("cuda: there is no device; install the GPU's driver")
     for i, name in enumerate(names):
         if wanted == str(i) or (not wanted.isdecimal() and wanted.lower() in name.lower()):
-            return CudaDevice(i)
+            return i
     listed = ", ".join(f"{i} {name}" for i, name in enumerate(names))
     raise BackendUnavailable(f"cuda: there is no device {wanted!r}; there are {listed}")
+
+
+def open_device(wanted: str | None = None, environ: Mapping[str, str] = os.environ) -> CudaDevice:
+    """The device wanted, see `choose`. BackendUnavailable when there is none."""
+    return CudaDevice(choose(list_devices(), wanted, environ))
 
 
 class CudaDevice(Driver):

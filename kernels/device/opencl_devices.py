@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import BackendUnavailable
 from .driver import Driver
 from .interface import DeviceInfo
+
+T = TypeVar("T")
 
 #: Names a device: "platform:device" in numbers, or a part of its name or its platform's.
 DEVICE = "EXPERTSWARM_OPENCL_DEVICE"
@@ -67,8 +69,13 @@ class FoundDevice:
     is_gpu: bool
     handle: Any  #: the driver's
 
+    @property
+    def id(self) -> str:
+        """What $EXPERTSWARM_OPENCL_DEVICE names it by."""
+        return f"{self.platform}:{self.device}"
+
     def __str__(self) -> str:
-        return f"{self.platform}:{self.device} {self.name} ({self.platform_name})"
+        return f"{self.id} {self.name} ({self.platform_name})"
 
 
 def choose(found: Sequence[FoundDevice], wanted: str | None, environ: Mapping[str, str] = os.environ) -> FoundDevice:
@@ -81,7 +88,7 @@ def choose(found: Sequence[FoundDevice], wanted: str | None, environ: Mapping[st
     wanted = wanted or environ.get(DEVICE, "")
     ranked = sorted(found, key=lambda one: not one.is_gpu)
     if re.fullmatch(r"\d+:\d+", wanted):
-        fitting = [one for one in ranked if f"{one.platform}:{one.device}" == wanted]
+        fitting = [one for one in ranked if one.id == wanted]
     else:
         fitting = [one for one in ranked if wanted.lower() in f"{one.name}\n{one.platform_name}".lower()]
     if not fitting:
@@ -113,13 +120,32 @@ def open_device(wanted: str | None = None, environ: Mapping[str, str] = os.envir
     """A device by PyOpenCL, or by our own binding where that is not installed. BackendUnavailable says what lacks."""
     from . import opencl, opencl_ctypes
 
-    drivers = [opencl.open_device, opencl_ctypes.open_device]
-    if environ.get(LIBRARY):
-        drivers.reverse()
+    return _by_either(
+        lambda: opencl.open_device(wanted, environ), lambda: opencl_ctypes.open_device(wanted, environ), environ
+    )
+
+
+def list_devices(environ: Mapping[str, str] = os.environ) -> list[FoundDevice]:
+    """The devices that `open_device` chooses among, at least one. BackendUnavailable likewise."""
+    from . import opencl, opencl_ctypes
+    from .opencl_library import load
+
+    def some(found: list[FoundDevice]) -> list[FoundDevice]:
+        if not found:
+            raise BackendUnavailable(f"opencl: there is no OpenCL device; {NO_DRIVER}")
+        return found
+
+    return _by_either(
+        lambda: some(opencl.list_devices()), lambda: some(opencl_ctypes.list_devices(load(environ))), environ
+    )
+
+
+def _by_either(by_pyopencl: Callable[[], T], by_ctypes: Callable[[], T], environ: Mapping[str, str]) -> T:
+    drivers = [by_ctypes, by_pyopencl] if environ.get(LIBRARY) else [by_pyopencl, by_ctypes]
     problems = list[str]()
     for driver in drivers:
         try:
-            return driver(wanted, environ)
+            return driver()
         except BackendUnavailable as error:
             problems.append(str(error).removeprefix("opencl: "))
     raise BackendUnavailable(f"opencl: {'; '.join(dict.fromkeys(problems))}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import math
 import os
 import subprocess
 from collections.abc import Mapping
@@ -19,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels import synthetic
 from kernels.backends.native_cpu import NativeBackend
 from kernels.formats import FORMATS, GGMLType
 from kernels.interface import DenseBackend, Operation, Options, Program
 from kernels.matrix import Matrix
 from kernels.native import build
 from kernels.state import Rows, Sequence
+from kernels.synthetic import SCALES
 
 F32 = NDArray[np.float32]
 
@@ -38,21 +39,6 @@ PLAIN_ROPE: Mapping[str, Any] = {
     "beta_slow": 1.0,
     "log_multiplier": 0.0,
     "attn_factor": 1.0,
-}
-#: Where a block's F16 numbers are, by type.
-HALVES: Mapping[GGMLType, tuple[int, ...]] = {
-    GGMLType.Q4_0: (0,),
-    GGMLType.Q4_1: (0, 2),
-    GGMLType.Q5_0: (0,),
-    GGMLType.Q5_1: (0, 2),
-    GGMLType.Q8_0: (0,),
-    GGMLType.Q2_K: (80, 82),
-    GGMLType.Q3_K: (108,),
-    GGMLType.Q4_K: (0, 2),
-    GGMLType.Q5_K: (0, 2),
-    GGMLType.Q6_K: (208,),
-    GGMLType.IQ4_NL: (0,),
-    GGMLType.IQ4_XS: (0,),
 }
 #: F16 that are easily got wrong: zeros, the smallest and the largest subnormal, the smallest normal, the largest.
 SPECIAL_HALVES = np.array([0, 1, 0x3FF, 0x400, 0x7BFF, 0x8000, 0x8001, 0x83FF, 0x8400, 0xFBFF], np.uint16)
@@ -75,8 +61,8 @@ def random_blocks(type_: GGMLType, count: int, random: np.random.Generator) -> N
     """Blocks [count, bytes] of random codes and every kind of finite scale."""
     form = FORMATS[type_]
     data = random.integers(0, 256, (count, form.nbytes), dtype=np.uint8)
-    if type_ in HALVES:
-        for at in HALVES[type_]:
+    if type_ in SCALES:
+        for at, _ in SCALES[type_]:
             halves = random.integers(0, 0x7C00, count).astype(np.uint16) | random.choice([0, 0x8000], count).astype(
                 "u2"
             )
@@ -93,25 +79,7 @@ def random_blocks(type_: GGMLType, count: int, random: np.random.Generator) -> N
 
 def weights(type_: GGMLType, rows: int, cols: int, random: np.random.Generator) -> Matrix:
     """A matrix whose values are of ordinary size: scales near 1/sqrt(cols), as in a model."""
-    if type_ in (GGMLType.F32, GGMLType.F16, GGMLType.BF16):
-        values = (random.standard_normal((rows, cols)) / math.sqrt(cols)).astype(np.float32)
-        kept = {
-            GGMLType.F32: lambda: values.view(np.uint8),
-            GGMLType.F16: lambda: values.astype(np.float16).view(np.uint8),
-            GGMLType.BF16: lambda: np.ascontiguousarray((values.view(np.uint32) >> 16).astype(np.uint16)).view(
-                np.uint8
-            ),
-        }[type_]()
-        return Matrix.of(type_, rows, cols, kept.reshape(-1))
-    form = FORMATS[type_]
-    count = rows * (cols // form.block)
-    data = random.integers(0, 256, (count, form.nbytes), dtype=np.uint8)
-    for number, at in enumerate(HALVES.get(type_, ())):
-        size = 2.0**-number * random.uniform(0.5, 1.5, count) / math.sqrt(cols) / (32 if form.block == 256 else 8)
-        data[:, at : at + 2] = size.astype("<f2").view(np.uint8).reshape(-1, 2)
-    if type_ is GGMLType.MXFP4:
-        data[:, 0] = random.integers(120, 126, count)
-    return Matrix.of(type_, rows, cols, data.reshape(-1))
+    return synthetic.matrix(random.bit_generator, type_, rows, cols)
 
 
 def operation(name: str, inputs: Seq[int], outputs: Seq[int], /, **constants: Any) -> Operation:

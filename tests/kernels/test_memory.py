@@ -1,0 +1,51 @@
+"""How much memory a process may use: the machine's and its cgroups' of either version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels.memory import free_memory, usable_memory
+
+MEMINFO = "MemTotal:        8000000 kB\nMemFree:          100000 kB\nMemAvailable:    5000000 kB\n"
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw"
+V1 = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+
+
+def machine(root: Path, cgroups: str = "", mounts: str = "", limits: dict[str, str] | None = None) -> Path:
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroups, "proc/self/mountinfo": mounts, **(limits or {})}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+def test_of_a_machine_without_limits(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    assert (usable_memory(root), free_memory(root)) == (8_000_000 * 1024, 5_000_000 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ({"a/b/memory.max": "1000000"}, 1_000_000),
+        ({"a/b/memory.max": "max", "a/memory.max": "2000000"}, 2_000_000),
+        ({"a/b/memory.max": "max"}, 8_000_000 * 1024),
+        ({"a/b/memory.max": "99999999999999"}, 8_000_000 * 1024),
+        ({"a/b/memory.max": "word"}, 8_000_000 * 1024),
+    ],
+)
+def test_a_limit_of_any_cgroup_above_counts(limits: dict[str, str], wanted: int, tmp_path: Path) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    assert usable_memory(machine(tmp_path, "0::/a/b", V2, files)) == wanted
+
+
+def test_version_1_has_a_tree_for_memory(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "3000000"}
+    assert usable_memory(machine(tmp_path, "5:memory:/a\n4:cpu:/", V1, files)) == 3_000_000
+    assert usable_memory(machine(tmp_path / "else", "5:cpu:/a", V1, files)) == 8_000_000 * 1024
+
+
+def test_where_the_system_says_nothing(tmp_path: Path) -> None:
+    assert (usable_memory(tmp_path), free_memory(tmp_path)) == (0, 0)

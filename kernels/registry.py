@@ -18,15 +18,15 @@ _DEFAULT = Options()
 log = logging.getLogger(__name__)
 
 
-def _on_cpu(name: str, options: Options) -> None:
+def _sums_in_f32(name: str, options: Options) -> None:
     if options.accumulation != "f32":
         raise BackendUnavailable(
-            f"{name} sums products in f32 only; {options.accumulation} needs a device with F16 arithmetic: opencl or cuda"
+            f"{name} sums products in f32 only; {options.accumulation} needs an opencl or cuda device that has F16"
         )
 
 
 def _numpy(options: Options) -> DenseBackend:
-    _on_cpu("numpy", options)
+    _sums_in_f32("numpy", options)
     if options.activations != "f32":
         raise BackendUnavailable(
             f"numpy computes with f32 activations only; {options.activations} needs --backend native"
@@ -39,7 +39,7 @@ def _numpy(options: Options) -> DenseBackend:
 
 
 def _native(options: Options) -> DenseBackend:
-    _on_cpu("native", options)
+    _sums_in_f32("native", options)
     from .backends.native_cpu import NativeBackend  # imported here: it compiles at first use
 
     return NativeBackend(options)
@@ -68,6 +68,7 @@ BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {
 
 
 AUTO = "auto"  #: native where it works, else numpy
+ON_CPU = ("native", "numpy")
 
 
 def _auto(options: Options) -> DenseBackend:
@@ -100,7 +101,7 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
 
 def stand_in(backend: Backend) -> Backend | None:
     """A backend on the CPU with a device's bits, for what the device cannot do; None where there is none."""
-    if backend.name in ("native", "numpy"):
+    if backend.name in ON_CPU:
         return None
     try:
         cpu = make_backend("native")

@@ -49,7 +49,8 @@ def _local(args: argparse.Namespace) -> int:
     if memory_bytes is not None:
         session = replace(session, memory_bytes=memory_bytes)
     end_with(sys.stdin)
-    serve(session, make_backend(session.backend, Options(threads=session.threads, activations=session.activations)))
+    options = Options(threads=session.threads, activations=session.activations, accumulation=session.accumulation)
+    serve(session, make_backend(session.backend, options))
     return 0
 
 

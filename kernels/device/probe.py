@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from .room import Room
 #: sha256 of the canonical class's rows for `questions`, by the dtype in which products are summed.
 CANONICAL: Mapping[str, str] = {
     "f32": "5e8ba95acd5e4f8992f0afc86626857e039a0a54d8b2c23569c4dfc2cf7015fc",
-    "f16": "",
+    "f16": "02d6dfa4e19c334f6ba23377fd0ae92354351ed9c47135bf3899bad614a3ba15",
 }
 #: What some rows of weights are multiplied by, likewise: they are, or their products are, subnormal then.
 _SMALL = {"f32": 2.0**-66, "f16": 2.0**-14}
@@ -55,7 +55,7 @@ def _matrix(seed: int, rows: int, cols: int, small: np.float32) -> Matrix:
     return Matrix(GGMLType.F32, rows, cols, data)
 
 
-def digest(banks: list[tuple[ExpertBank, F32]]) -> str:
+def digest(banks: Sequence[tuple[ExpertBank, F32]]) -> str:
     """sha256 of the rows that banks of `questions` give."""
     whole = hashlib.sha256()
     for bank, x in banks:

@@ -58,8 +58,8 @@ struct Half {
   }
 };
 
-// a * b + c rounded once. The product is exact in double; the sum is rounded to odd there, and once more in float, so that
-// rounding it to binary16 at last is as rounding the exact sum.
+// a * b + c rounded once. The product is exact in double; the sum is rounded to odd there, and once more in float, so
+// that rounding it to binary16 at last is as rounding the exact sum.
 static inline Half fma_half(Half a, Half b, Half c) {
   double p = (double)(float)a * (double)(float)b, z = (float)c, s = p + z, t = s - p;
   double lost = (p - (s - t)) + (z - t);

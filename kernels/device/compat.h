@@ -109,35 +109,39 @@ DEVICE float swarm_half(u16 h) {
 }
 #define HALF_AT(p, i) swarm_half(((const u16 *)(p))[i])
 #if defined(F16_SUMS)
-#if defined(__CUDA_ARCH__)
-DEVICE u32 swarm_pair(float a, float b) {
-  u16 low, high;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(a));
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(high) : "f"(b));
-  return (u32)low | (u32)high << 16;
-}
-DEVICE u32 swarm_pair_fma(u32 a, u32 b, u32 c) {
-  u32 sum;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-  return sum;
-}
-#else
 union swarm_halves {
   u32 u;
+  u16 bits[2];
+#if !defined(__CUDA_ARCH__)
   _Float16 f[2];
+#endif
 };
 DEVICE u32 swarm_pair(float a, float b) {
   union swarm_halves c;
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits[0]) : "f"(a));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits[1]) : "f"(b));
+#else
   c.f[0] = (_Float16)a, c.f[1] = (_Float16)b;
+#endif
   return c.u;
 }
 DEVICE u32 swarm_pair_fma(u32 a, u32 b, u32 c) {
+#if defined(__CUDA_ARCH__)
+  u32 sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+#elif defined(__AMDGCN__) // one by one RDNA's compiler takes a register for each half
+  u32 sum;
+  asm("v_pk_fma_f16 %0, %1, %2, %3" : "=v"(sum) : "v"(a), "v"(b), "v"(c));
+  return sum;
+#else
   union swarm_halves x, y, z;
   x.u = a, y.u = b, z.u = c;
   for (int i = 0; i < 2; i++) z.f[i] = __builtin_fmaf16(x.f[i], y.f[i], z.f[i]);
   return z.u;
-}
 #endif
+}
 #define PAIR(a, b) swarm_pair((a), (b))
 #define PAIR_FMA(a, b, c) swarm_pair_fma((a), (b), (c))
 #define LOW(p) swarm_half((u16)(p))

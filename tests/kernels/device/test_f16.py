@@ -193,7 +193,7 @@ def test_rows_of_any_size() -> None:
     random = np.random.default_rng(2)
     matrix = weights(GGMLType.Q4_0, 9, 320, random)
     x = np.repeat(random.standard_normal((1, 320)), 8, axis=0).astype(np.float32)
-    x *= np.float32([1, 2.0**-149, 2.0**-130, 2.0**-40, 2.0**40, 2.0**100, 2.0**125, 0])[:, None]
+    x *= np.float32([1, 2.0**-149, 2.0**-130, 2.0**-40, 2.0**40, 2.0**100, 2.0**126, 0])[:, None]
     x[5, 3] = np.float32(2.0**-100)
     ours = products(shim(), matrix, x)
     assert np.isfinite(ours).all()

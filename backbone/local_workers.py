@@ -29,6 +29,7 @@ class WorkerSpec:
     memory_bytes: int = 0  #: for experts; 0: no bound
     threads: int = 0  #: that compute; 0: one for each physical core
     activations: str = "f32"  #: dtype in which they are multiplied
+    accumulation: str = "f32"  #: dtype in which products are summed
 
 
 def parse_workers(text: str, default_backend: str) -> list[str]:
@@ -124,6 +125,7 @@ def start_worker(
         "memory_bytes": spec.memory_bytes,
         "threads": spec.threads,
         "activations": spec.activations,
+        "accumulation": spec.accumulation,
         "model": "" if model is None else str(model.absolute()),
         "quiet": True,  # a bar in a file is of no use: the backbone shows how far its workers are
     }

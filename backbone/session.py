@@ -15,7 +15,7 @@ from archdefs import ArchdefError, Library, load_library
 from kernels.cores import usable_cores
 from kernels.errors import BackendUnavailable
 from kernels.interface import DenseBackend, Options
-from kernels.registry import make_backend
+from kernels.registry import AUTO, ON_CPU, make_backend
 
 from .class_map import ClassMap
 from .discovery import DEMO, resolve_model
@@ -95,12 +95,25 @@ def open_library(settings: Settings) -> Library:
 
 
 def _options(settings: Settings) -> Options:
-    return Options(threads=settings.threads, activations=settings.activations, kv_cache=settings.kv_cache)
+    return Options(
+        threads=settings.threads,
+        activations=settings.activations,
+        kv_cache=settings.kv_cache,
+        accumulation=settings.accumulation,
+    )
 
 
 def open_backend(name: str, settings: Settings) -> DenseBackend:
     """A backend by name, with the settings' options. UsageError says why it cannot be had."""
     return _open_backend(name, _options(settings))
+
+
+def open_own_backend(settings: Settings) -> DenseBackend:
+    """The backbone's own backend. One on the CPU leaves F16 sums to the workers, if any were asked for."""
+    options = _options(settings)
+    if settings.backend in (AUTO, *ON_CPU) and parse_workers(settings.workers or "0", settings.backend):
+        options = replace(options, accumulation="f32")
+    return _open_backend(settings.backend, options)
 
 
 def _open_backend(name: str, options: Options) -> DenseBackend:
@@ -114,9 +127,10 @@ def _open_backend(name: str, options: Options) -> DenseBackend:
 def open_session(settings: Settings) -> Iterator[Session]:
     """Load the model that the settings name and start its workers; end them with the block."""
     path = resolve_model(settings.model, os.environ)
-    backend = open_backend(settings.backend, settings)
+    backend = open_own_backend(settings)
     workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), backend.name)
-    for name in set(workers) - {backend.name}:
+    as_asked = backend.numeric_class.accumulation == settings.accumulation
+    for name in set(workers) - ({backend.name} if as_asked else set()):
         # Said here, once, rather than by a worker that cannot start. Keys and values are no matter of workers.
         _open_backend(name, replace(_options(settings), kv_cache="f32"))
     model = load_model(path, open_library(settings), backend)
@@ -150,6 +164,7 @@ def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
             memory_bytes=settings.worker_memory,
             threads=worker_threads(settings.threads, len(workers)),
             activations=settings.activations,
+            accumulation=settings.accumulation,
         )
         for name in workers
     ]

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kernels.registry import ACTIVATION_DTYPES, CACHE_DTYPES
+from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, CACHE_DTYPES
 from protocol.sizes import parse_size
 
 from .errors import UsageError
@@ -107,6 +107,15 @@ KNOBS: tuple[Knob, ...] = (
         choices=CACHE_DTYPES,
         metavar="|".join(CACHE_DTYPES),
         help="dtype in which keys and values are kept: f32, or f16, which takes half the memory and is less precise",
+    ),
+    Knob(
+        name="accumulation",
+        flags=("--accumulation",),
+        kind=str,
+        default="f32",
+        choices=ACCUMULATION_DTYPES,
+        metavar="|".join(ACCUMULATION_DTYPES),
+        help="dtype in which workers, and a backbone on a device, sum products: f32, or f16 where the device has it",
     ),
     Knob(
         name="archdefs",

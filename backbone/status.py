@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from .discovery import DEMO, DEMO_NAME, list_models, resolve_model, split_parts
 from .errors import UsageError
 from .local_workers import parse_workers
 from .provenance import DigestCache, WeightsDigest, cache_folder, engine_sha256, engine_version, known_sha256
-from .session import open_backend, open_library
+from .session import open_backend, open_library, open_own_backend
 from .settings import BY_NAME, Settings, survey
 from .tokenizer import PRE_TOKENIZERS
 
@@ -80,16 +81,17 @@ def _library(settings: Settings, problems: list[str]) -> Library:
 
 def _check_backends(settings: Settings, problems: list[str]) -> None:
     """Note the backends that the settings name and that cannot be had."""
-    names = [settings.backend]
+    found, workers = list[str](), list[str]()
     try:
-        names += parse_workers(settings.workers, settings.backend) if settings.workers else []
+        workers = list(dict.fromkeys(parse_workers(settings.workers or "0", settings.backend)))
     except UsageError as error:
-        problems.append(str(error))
-    for name in dict.fromkeys(names):
+        found.append(str(error))
+    for attempt in (partial(open_own_backend, settings), *(partial(open_backend, name, settings) for name in workers)):
         try:
-            open_backend(name, settings)
+            attempt()
         except UsageError as error:
-            problems.append(str(error))
+            found.append(str(error))
+    problems += dict.fromkeys(found)
 
 
 def _model(

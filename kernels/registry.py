@@ -12,12 +12,21 @@ from .interface import Backend, DenseBackend, Options
 #: What `Options.activations` may be; not every backend computes with each.
 ACTIVATION_DTYPES = ("f32", "i16")
 CACHE_DTYPES = ("f32", "f16")  #: likewise of `Options.kv_cache`
+ACCUMULATION_DTYPES = ("f32", "f16")  #: likewise of `Options.accumulation`
 _DEFAULT = Options()
 
 log = logging.getLogger(__name__)
 
 
+def _sums_in_f32(name: str, options: Options) -> None:
+    if options.accumulation != "f32":
+        raise BackendUnavailable(
+            f"{name} sums products in f32 only; {options.accumulation} needs an opencl or cuda device that has F16"
+        )
+
+
 def _numpy(options: Options) -> DenseBackend:
+    _sums_in_f32("numpy", options)
     if options.activations != "f32":
         raise BackendUnavailable(
             f"numpy computes with f32 activations only; {options.activations} needs --backend native"
@@ -30,6 +39,7 @@ def _numpy(options: Options) -> DenseBackend:
 
 
 def _native(options: Options) -> DenseBackend:
+    _sums_in_f32("native", options)
     from .backends.native_cpu import NativeBackend  # imported here: it compiles at first use
 
     return NativeBackend(options)
@@ -58,13 +68,14 @@ BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {
 
 
 AUTO = "auto"  #: native where it works, else numpy
+ON_CPU = ("native", "numpy")
 
 
 def _auto(options: Options) -> DenseBackend:
     try:
         return _native(options)
     except BackendUnavailable as error:
-        if options.activations != "f32" or options.kv_cache != "f32":
+        if (options.activations, options.kv_cache, options.accumulation) != ("f32",) * 3:
             raise
         log.warning("computing with numpy, many times slower: %s", error)
         return _numpy(options)
@@ -75,6 +86,7 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
     for what, given, known in (
         ("activations", options.activations, ACTIVATION_DTYPES),
         ("KV cache", options.kv_cache, CACHE_DTYPES),
+        ("accumulation", options.accumulation, ACCUMULATION_DTYPES),
     ):
         if given not in known:
             raise BackendUnavailable(f"no {what} {given!r}; there are {', '.join(known)}")
@@ -89,7 +101,7 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
 
 def stand_in(backend: Backend) -> Backend | None:
     """A backend on the CPU with a device's bits, for what the device cannot do; None where there is none."""
-    if backend.name in ("native", "numpy"):
+    if backend.name in ON_CPU:
         return None
     try:
         cpu = make_backend("native")

@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels.errors import KernelError
 from kernels.interface import Backend, Options
-from kernels.registry import ACTIVATION_DTYPES, AUTO, make_backend
+from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, AUTO, make_backend
 from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
 from protocol.sizes import parse_size
@@ -57,7 +57,8 @@ def _size(flag: str, text: str) -> int:
 
 
 def _backend(session: Session) -> Backend:
-    return make_backend(session.backend, Options(threads=session.threads, activations=session.activations))
+    options = Options(threads=session.threads, activations=session.activations, accumulation=session.accumulation)
+    return make_backend(session.backend, options)
 
 
 # ---- local
@@ -89,6 +90,7 @@ def _join(args: argparse.Namespace) -> int:
         memory_bytes=0 if args.memory is None else _size("--memory", args.memory),
         threads=_threads(args.threads),
         activations=args.activations,
+        accumulation=args.accumulation,
         model="" if args.model is None else args.model,
         quiet=False,
     )
@@ -206,6 +208,12 @@ def _add_join(commands: Any) -> None:
         default="f32",
         choices=ACTIVATION_DTYPES,
         help="dtype in which activations are multiplied (default f32)",
+    )
+    join.add_argument(
+        "--accumulation",
+        default="f32",
+        choices=ACCUMULATION_DTYPES,
+        help="dtype in which products are summed (default f32; f16 needs a device that has it)",
     )
     join.add_argument("--model", metavar="PATH", help="a copy of the model here: what is in it is not fetched")
     join.add_argument("--cache", metavar="SIZE", help="bytes of experts to keep on disk (default 20GiB; 0: none)")

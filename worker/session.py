@@ -29,6 +29,7 @@ class Session:
     memory_bytes: int  #: for experts; 0: no bound
     threads: int  #: that compute; 0: one for each physical core
     activations: str  #: dtype in which they are multiplied
+    accumulation: str  #: dtype in which products are summed
     model: str  #: the model file on this machine; empty when the experts come over the wire
     quiet: bool  #: shows no progress
 

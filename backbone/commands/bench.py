@@ -28,7 +28,17 @@ from ..settings import add_flags, resolve
 from ..terminal import ProgressLine, dim, table
 from .generate import provenance_line, worker_lines, workers_as_json
 
-FLAGS = ("model", "workers", "worker_memory", "backend", "threads", "activations", "kv_cache", "archdefs")
+FLAGS = (
+    "model",
+    "workers",
+    "worker_memory",
+    "backend",
+    "threads",
+    "activations",
+    "accumulation",
+    "kv_cache",
+    "archdefs",
+)
 SEED = 1  #: of the token ids: the same in every run
 MOST_TOKENS = 1 << 20
 MOST_REPETITIONS = 1000

@@ -34,6 +34,7 @@ MODEL_FLAGS = (
     "backend",
     "threads",
     "activations",
+    "accumulation",
     "kv_cache",
     "archdefs",
     "context",

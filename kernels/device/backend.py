@@ -29,15 +29,21 @@ class DeviceBackend:
         if options.kv_cache != "f32":
             raise BackendUnavailable(f"{name} keeps keys and values in f32; {options.kv_cache} needs --backend native")
         info = device.info
+        if options.accumulation == "f16" and not info.has_f16:
+            raise BackendUnavailable(
+                f"{name}: {info.name} ({info.driver}) has no F16 arithmetic, so that it sums products in f32 only"
+            )
         self.device = f"{info.name} ({info.driver})"
         self.memory_bytes = info.memory_bytes * 9 // 10  # the rest is for rows on their way, and for the driver
         try:
-            self.name, self._kernels, self._room = name, Kernels(device), Room(device)
-            canonical = is_canonical(self._kernels, self._room)
+            self.name, self._kernels, self._room = name, Kernels(device, options.accumulation), Room(device)
+            canonical = is_canonical(self._kernels, self._room, options.accumulation)
         except DeviceError as error:
             raise BackendUnavailable(f"{name}: {error}") from None
         # A device that flushes small numbers, or whose compiler has ideas of its own, has a class of its own.
-        self.numeric_class = NumericClass(name="canonical-1" if canonical else f"{name} {self.device}")
+        self.numeric_class = NumericClass(
+            name="canonical-1" if canonical else f"{name} {self.device}", accumulation=options.accumulation
+        )
 
     def program(self, operations: Seq[Operation], slot_widths: Seq[int]) -> DeviceProgram:
         """Bind a whole program; its tensors go to the device."""

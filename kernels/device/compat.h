@@ -3,6 +3,9 @@
 // C99 without recursion or pointers to functions; pointers say GLOBAL or LOCAL; SHARED stands at the start of a kernel
 // and has a constant length; floats end in f, for many devices have no double; a barrier is reached by all items of a
 // group or by none. Contraction is off and every FMA is written: the bits do not depend on the compiler.
+//
+// F16_SUMS: there is F16 arithmetic as well, on two numbers in a u32, the first one in its low half. PAIR rounds two
+// F32, PAIR_FMA rounds once, LOW and HIGH widen. Without it nothing needs an extension.
 #if defined(__OPENCL_C_VERSION__) || defined(__OPENCL_VERSION__)
 #pragma OPENCL FP_CONTRACT OFF
 #define KERNEL(items) __kernel __attribute__((reqd_work_group_size(items, 1, 1)))
@@ -26,6 +29,13 @@ typedef char i8;
 typedef ushort u16;
 typedef uint u32;
 typedef long i64;
+#if defined(F16_SUMS)
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define PAIR(a, b) as_uint(convert_half2_rte((float2)((a), (b))))
+#define PAIR_FMA(a, b, c) as_uint(fma(as_half2((u32)(a)), as_half2((u32)(b)), as_half2((u32)(c))))
+#define LOW(p) convert_float(as_half2((u32)(p)).x)
+#define HIGH(p) convert_float(as_half2((u32)(p)).y)
+#endif
 #else
 #if defined(SWARM_HIP_BARE) // clang -x hip -nogpuinc: there is no hip_runtime.h
 #define __global__ __attribute__((global))
@@ -98,5 +108,44 @@ DEVICE float swarm_half(u16 h) {
 #endif
 }
 #define HALF_AT(p, i) swarm_half(((const u16 *)(p))[i])
+#if defined(F16_SUMS)
+union swarm_halves {
+  u32 u;
+  u16 bits[2];
+#if !defined(__CUDA_ARCH__)
+  _Float16 f[2];
+#endif
+};
+DEVICE u32 swarm_pair(float a, float b) {
+  union swarm_halves c;
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits[0]) : "f"(a));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c.bits[1]) : "f"(b));
+#else
+  c.f[0] = (_Float16)a, c.f[1] = (_Float16)b;
+#endif
+  return c.u;
+}
+DEVICE u32 swarm_pair_fma(u32 a, u32 b, u32 c) {
+#if defined(__CUDA_ARCH__)
+  u32 sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+#elif defined(__AMDGCN__) // one by one RDNA's compiler takes a register for each half
+  u32 sum;
+  asm("v_pk_fma_f16 %0, %1, %2, %3" : "=v"(sum) : "v"(a), "v"(b), "v"(c));
+  return sum;
+#else
+  union swarm_halves x, y, z;
+  x.u = a, y.u = b, z.u = c;
+  for (int i = 0; i < 2; i++) z.f[i] = __builtin_fmaf16(x.f[i], y.f[i], z.f[i]);
+  return z.u;
+#endif
+}
+#define PAIR(a, b) swarm_pair((a), (b))
+#define PAIR_FMA(a, b, c) swarm_pair_fma((a), (b), (c))
+#define LOW(p) swarm_half((u16)(p))
+#define HIGH(p) swarm_half((u16)((p) >> 16))
+#endif
 #endif
 #define LANES 32

@@ -25,6 +25,8 @@ CUDA_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true",
 #: Division is exact and subnormals are kept unless clang is told otherwise.
 HIP_OPTIONS = ("-std=c++17", "-ffp-contract=off")
 
+F16_CAPABILITY = 5, 3  #: NVIDIA's first compute capability with F16 arithmetic
+
 _OUT_OF_MEMORY = 2  #: to CUDA's runtime, its driver and HIP alike
 
 
@@ -85,6 +87,7 @@ class CudaDevice(Driver):
                 work_group=about["maxThreadsPerBlock"],
                 divides_exactly=True,
                 keeps_subnormals=True,
+                has_f16=is_hip or (about["major"], about["minor"]) >= F16_CAPABILITY,
             )
         )
         self._options = HIP_OPTIONS if is_hip else CUDA_OPTIONS

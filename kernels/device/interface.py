@@ -40,6 +40,7 @@ class DeviceInfo:
     work_group: int  #: most work items of one group
     divides_exactly: bool  #: division and square root of F32 are correctly rounded, as `build` compiles them
     keeps_subnormals: bool  #: F32 numbers below 2^-126 are not flushed to zero
+    has_f16: bool  #: arithmetic of F16: FMA that rounds once
 
 
 class Device(Protocol):

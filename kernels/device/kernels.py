@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from ..formats import GGMLType, row_bytes
 from . import sources
 from .interface import Buffer, Device, Module
+from .room import Room
 
 ROW_ITEMS, WIDE_ITEMS = 32, 64  #: of a group, as the source has it
 TEAMS = 8  #: rows of weights that a group of products works on at once
+LANES = 32  #: of a product
 I32 = NDArray[np.int32]
 
 #: Elementwise operations by their number in the source.
@@ -50,6 +52,7 @@ class Work:
     table: Buffer
     chunks: int
     members: int
+    rows: int  #: of x, up to the last one that is read
     is_wide: bool
 
 
@@ -64,8 +67,10 @@ def _int(*values: int) -> list[np.int32]:
 class Kernels:
     """The device source on a device. Buffers hold float32 unless something else is said."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, accumulation: str = "f32") -> None:
+        """`accumulation`: dtype in which products are summed, "f32" or "f16"."""
+        self.device, self._accumulation = device, accumulation
+        self._rounded = Room(device)
         self._modules: dict[str, Module] = {}
         self._plain: dict[int, Work] = {}  #: rows in their order, by one matrix
         self._nothing = device.alloc(16)  #: in place of a buffer that a kernel will not look at
@@ -105,17 +110,27 @@ class Kernels:
                 chunks += [matrix, first + at, min(most, count - at)]
             first += count
         table = np.concatenate([np.array(chunks, np.int32), reads, writes]).astype(np.int32)
-        return Work(self.upload(table), len(chunks) // 3, len(reads), is_wide)
+        return Work(self.upload(table), len(chunks) // 3, len(reads), int(reads.max(initial=-1)) + 1, is_wide)
 
     def _products_module(self, type: GGMLType, work: Work) -> tuple[Module, int]:  # noqa: A002
         rows, columns = sources.WIDE if work.is_wide else sources.NARROW
-        return self._module(sources.products(type, rows, columns)), rows
+        return self._module(sources.products(type, rows, columns, self._accumulation)), rows
+
+    def _multiplied(self, module: Module, x: Buffer, cols: int, work: Work) -> tuple[Buffer, int]:
+        """Rows of x as products read them, and from one to the next how many words."""
+        if self._accumulation == "f32":
+            return x, cols
+        stride = _whole(cols, LANES) * LANES // 2 + 4  # two values a word; behind them the row's scale
+        rounded = self._rounded.of("x", 4 * stride * work.rows)
+        self.device.launch(module, "round_rows", (work.rows, 1), WIDE_ITEMS, [x, rounded, *_int(cols, stride)])
+        return rounded, stride
 
     def products(self, m: Matrices, x: Buffer, y: Buffer, work: Work) -> None:
         """Products of rows of x [.., K] by matrices, with bias where there is one, into rows of y [.., R]."""
         module, rows = self._products_module(m.type, work)
         bias = self._nothing if m.bias is None else m.bias
-        numbers = _int(work.chunks, work.members, m.rows, m.cols, m.row_bytes, m.cols, m.rows, m.bias is not None)
+        x, stride = self._multiplied(module, x, m.cols, work)
+        numbers = _int(work.chunks, work.members, m.rows, m.cols, m.row_bytes, stride, m.rows, m.bias is not None)
         groups = _whole(m.rows, TEAMS * rows), work.chunks
         self.device.launch(module, "products", groups, WIDE_ITEMS, [m.data, x, bias, y, work.table, *numbers])
 
@@ -123,8 +138,9 @@ class Kernels:
         """activation(gate x) * (up x) for rows of x [.., K] into rows of y [.., R]; both matrices are of one type."""
         module, _ = self._products_module(gate.type, work)
         biases = [self._nothing if m.bias is None else m.bias for m in (gate, up)]
+        x, stride = self._multiplied(module, x, gate.cols, work)
         numbers = _int(
-            *(work.chunks, work.members, gate.rows, gate.cols, gate.row_bytes, gate.cols, gate.rows),
+            *(work.chunks, work.members, gate.rows, gate.cols, gate.row_bytes, stride, gate.rows),
             *(gate.bias is not None, up.bias is not None, activation),
         )
         groups = _whole(gate.rows, TEAMS), work.chunks
@@ -133,7 +149,7 @@ class Kernels:
 
     def embed(self, m: Matrices, tokens: Buffer, out: Buffer, rows: int) -> None:
         """Rows `tokens` [rows] int32 of a matrix as float32 into out [rows, K]."""
-        module = self._module(sources.products(m.type, *sources.NARROW))
+        module = self._module(sources.products(m.type, *sources.NARROW, self._accumulation))
         groups = _whole(m.cols, 4 * WIDE_ITEMS), rows
         self.device.launch(module, "embed", groups, WIDE_ITEMS, [m.data, tokens, out, *_int(m.cols, m.row_bytes)])
 

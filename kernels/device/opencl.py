@@ -74,6 +74,7 @@ class OpenCLDevice(Driver):
                 largest_buffer=device.max_mem_alloc_size,
                 work_group=device.max_work_group_size,
                 single_fp=device.single_fp_config,
+                extensions=device.extensions,
             )
         )
         self._context = self._call("", self._cl.Context, [device])

@@ -32,7 +32,7 @@ _READ_WRITE = 1 << 0
 # clGetPlatformInfo, clGetDeviceInfo, clGetKernelInfo and clGetProgramBuildInfo are asked for:
 _PLATFORM_NAME = 0x0902
 _TYPE, _WORK_GROUP, _LARGEST, _SINGLE_FP, _MEMORY = 0x1000, 0x1004, 0x1010, 0x101B, 0x101F
-_NAME, _DRIVER_VERSION = 0x102B, 0x102D
+_NAME, _DRIVER_VERSION, _EXTENSIONS = 0x102B, 0x102D, 0x1030
 _NUM_ARGS = 0x1191
 _BUILD_LOG = 0x1183
 
@@ -82,6 +82,7 @@ class OpenCLDevice(Driver):
                 largest_buffer=number(_LARGEST),
                 work_group=number(_WORK_GROUP),
                 single_fp=number(_SINGLE_FP),
+                extensions=library.text("clGetDeviceInfo", self._device, _EXTENSIONS),
             )
         )
         self._context = self._make("", "clCreateContext", None, 1, byref(self._device), None, None)

@@ -28,6 +28,7 @@ EXACT_DIVISION = "-cl-fp32-correctly-rounded-divide-sqrt"
 #: OpenCL C may fuse a product with a sum unless it is told not to, and has no option for it.
 NO_CONTRACTION = "#pragma OPENCL FP_CONTRACT OFF\n"
 
+F16_EXTENSION = "cl_khr_fp16"
 _DENORM = 1 << 0
 _EXACT_DIVIDE_SQRT = 1 << 7
 _FROM_0 = """SUCCESS DEVICE_NOT_FOUND DEVICE_NOT_AVAILABLE COMPILER_NOT_AVAILABLE MEM_OBJECT_ALLOCATION_FAILURE
@@ -97,7 +98,14 @@ def choose(found: Sequence[FoundDevice], wanted: str | None, environ: Mapping[st
 
 
 def describe(
-    found: FoundDevice, *, version: str, memory_bytes: int, largest_buffer: int, work_group: int, single_fp: int
+    found: FoundDevice,
+    *,
+    version: str,
+    memory_bytes: int,
+    largest_buffer: int,
+    work_group: int,
+    single_fp: int,
+    extensions: str,
 ) -> DeviceInfo:
     """A device from what OpenCL says of it; `single_fp` is CL_DEVICE_SINGLE_FP_CONFIG."""
     return DeviceInfo(
@@ -108,6 +116,7 @@ def describe(
         work_group=work_group,
         divides_exactly=bool(single_fp & _EXACT_DIVIDE_SQRT),
         keeps_subnormals=bool(single_fp & _DENORM),
+        has_f16=F16_EXTENSION in extensions.split(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,16 +14,21 @@ from .bank import ACTIVATIONS, DeviceBank
 from .kernels import Kernels
 from .room import Room
 
-#: sha256 of the canonical class's rows for `questions`.
-CANONICAL = "5e8ba95acd5e4f8992f0afc86626857e039a0a54d8b2c23569c4dfc2cf7015fc"
+#: sha256 of the canonical class's rows for `questions`, by the dtype in which products are summed.
+CANONICAL: Mapping[str, str] = {
+    "f32": "5e8ba95acd5e4f8992f0afc86626857e039a0a54d8b2c23569c4dfc2cf7015fc",
+    "f16": "02d6dfa4e19c334f6ba23377fd0ae92354351ed9c47135bf3899bad614a3ba15",
+}
+#: What some rows of weights are multiplied by, likewise: they are, or their products are, subnormal then.
+_SMALL = {"f32": 2.0**-66, "f16": 2.0**-14}
 
 
-def questions() -> list[tuple[dict[int, ExpertWeights], F32]]:
+def questions(accumulation: str = "f32") -> list[tuple[dict[int, ExpertWeights], F32]]:
     """Layers of experts with rows for them: the same on every machine, for they come of integers alone."""
-    found = list[tuple[dict[int, ExpertWeights], F32]]()
+    found, small = list[tuple[dict[int, ExpertWeights], F32]](), np.float32(_SMALL[accumulation])
     for number, word in enumerate(ACTIVATIONS):
         gate, up, down = (
-            _matrix(7 * number + part, *shape) for part, shape in enumerate([(48, 64), (48, 64), (64, 48)])
+            _matrix(7 * number + part, *shape, small) for part, shape in enumerate([(48, 64), (48, 64), (64, 48)])
         )
         x = _numbers(100 + number, 3 * 64).reshape(3, 64)
         x[1] *= np.float32(2.0**-70)  # products of these and weights as small end below 2^-126
@@ -42,14 +48,14 @@ def _numbers(seed: int, count: int) -> F32:
     return values
 
 
-def _matrix(seed: int, rows: int, cols: int) -> Matrix:
+def _matrix(seed: int, rows: int, cols: int, small: np.float32) -> Matrix:
     values = _numbers(seed, rows * cols).reshape(rows, cols)
-    values[::5] *= np.float32(2.0**-66)
+    values[::5] *= small
     data = np.ascontiguousarray(values).view(np.uint8).reshape(rows, 4 * cols)
     return Matrix(GGMLType.F32, rows, cols, data)
 
 
-def digest(banks: list[tuple[ExpertBank, F32]]) -> str:
+def digest(banks: Sequence[tuple[ExpertBank, F32]]) -> str:
     """sha256 of the rows that banks of `questions` give."""
     whole = hashlib.sha256()
     for bank, x in banks:
@@ -58,6 +64,7 @@ def digest(banks: list[tuple[ExpertBank, F32]]) -> str:
     return whole.hexdigest()
 
 
-def is_canonical(kernels: Kernels, room: Room) -> bool:
+def is_canonical(kernels: Kernels, room: Room, accumulation: str = "f32") -> bool:
     """Whether a device gives the bits that every kernel of the canonical class gives."""
-    return digest([(DeviceBank("probe", kernels, room, experts), x) for experts, x in questions()]) == CANONICAL
+    banks = [(DeviceBank("probe", kernels, room, experts), x) for experts, x in questions(accumulation)]
+    return digest(banks) == CANONICAL[accumulation]

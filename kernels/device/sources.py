@@ -29,20 +29,23 @@ def dense() -> Program:
     return Program("dense", _text("compat", "functions", "dense"))
 
 
-def products(type: GGMLType, rows: int, columns: int) -> Program:  # noqa: A002
+def products(type: GGMLType, rows: int, columns: int, accumulation: str = "f32") -> Program:  # noqa: A002
     """Products with matrices of one type: so many rows of weights an item, by so many rows of x at a time."""
-    source = _text("compat", "functions", "formats", "products")
+    source = _text("compat", "functions", "formats", f"lanes_{accumulation}", "products")
     defines = {"TYPE": str(int(type)), "ROWS": str(rows), "COLUMNS": str(columns)}
-    return Program(f"products-{type.name}-{rows}x{columns}", source, defines)
+    if accumulation == "f16":
+        defines["F16_SUMS"] = "1"
+    return Program(f"products-{type.name}-{rows}x{columns}-{accumulation}", source, defines)
 
 
 #: Rows of weights an item and rows of x at a time: for one row of x, and for several.
 NARROW, WIDE = (1, 1), (2, 8)
 
 
-def all_programs() -> Iterator[Program]:
-    """What a device can be asked to compile."""
-    yield dense()
+def all_programs(accumulation: str = "f32") -> Iterator[Program]:
+    """What a device can be asked to compile; with "f16" only what a device without F16 arithmetic cannot."""
+    if accumulation == "f32":
+        yield dense()
     for type in GGMLType:  # noqa: A001
         for rows, columns in (NARROW, WIDE):
-            yield products(type, rows, columns)
+            yield products(type, rows, columns, accumulation)

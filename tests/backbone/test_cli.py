@@ -222,6 +222,19 @@ def test_seeds() -> None:
             ("generate", "a", "--workers", "numpy:1,native:1", "--activations", "i16"),
             "numpy computes with f32 activations only; i16 needs --backend native",
         ),
+        (
+            ("generate", "a", "--workers", "0", "--accumulation", "f16"),
+            "native sums products in f32 only; f16 needs an opencl or cuda device that has F16",
+        ),
+        (("generate", "a", "--accumulation", "f16"), "native sums products in f32 only; f16 needs"),
+        (
+            ("generate", "a", "--backend", "native", "--workers", "numpy:1", "--accumulation", "f16"),
+            "numpy sums products in f32 only; f16 needs",
+        ),
+        (
+            ("generate", "a", "--backend", "numpy", "--workers", "1", "--accumulation", "f16"),
+            "numpy sums products in f32 only; f16 needs",
+        ),
         (("generate", "a", "--chat"), "{demo}: the model has no chat template; give one with --template FILE"),
         (("generate", "a b c d e", "-c", "3"), "6 tokens do not fit the context of 3; raise it with -c"),
         (("generate", "a", "-m", "absent.gguf"), "no model 'absent.gguf'; looked at {cwd}/absent.gguf, "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from backbone.local_workers import WorkerSpec
 from backbone.session import open_backend, open_session, worker_threads
 from backbone.settings import Settings, resolve
 from kernels.interface import Options
+from kernels.registry import make_backend
 
 
 def settings(**given: str) -> Settings:
@@ -34,9 +36,10 @@ def test_workers_share_the_cores_out(
 def test_the_backend_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Any]()
     monkeypatch.setattr(session, "make_backend", lambda *how: asked.append(how))
-    open_backend("far", settings(threads="5", activations="i16", kv_cache="f16"))
+    open_backend("far", settings(threads="5", activations="i16", kv_cache="f16", accumulation="f16"))
     open_backend("far", settings())
-    assert asked == [("far", Options(threads=5, activations="i16", kv_cache="f16")), ("far", Options())]
+    everything = Options(threads=5, activations="i16", kv_cache="f16", accumulation="f16")
+    assert asked == [("far", everything), ("far", Options())]
 
 
 @pytest.mark.parametrize(("cache", "ending"), [("f32", "/f32"), ("f16", "/f32 kv-f16")])
@@ -68,6 +71,40 @@ def test_local_workers_are_told_their_share(monkeypatch: pytest.MonkeyPatch) -> 
     assert specs_of(monkeypatch, workers="numpy:3", worker_memory="800M", threads="9") == [one] * 3
     monkeypatch.setattr(session, "usable_cores", lambda: 8)
     assert [spec.threads for spec in specs_of(monkeypatch, workers="numpy:2")] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ({"workers": "far:1"}, "f32"),
+        ({"workers": "far:1", "backend": "native"}, "f32"),
+        ({"workers": "far:2", "backend": "far"}, "f16"),
+        ({"workers": "0", "backend": "native"}, "f16"),
+        ({"backend": "native"}, "f16"),
+    ],
+)
+def test_a_backbone_on_the_cpu_leaves_f16_sums_to_its_workers(
+    given: dict[str, str], own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, str]]()
+    monkeypatch.setattr(session, "make_backend", lambda name, how: asked.append((name, how.accumulation)))
+    session.open_own_backend(settings(accumulation="f16", **given))
+    assert asked == [(given.get("backend", "auto"), own)]
+
+
+def test_workers_sum_as_asked_and_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str, options: Options) -> Any:
+        asked.append((name, options.accumulation, options.kv_cache))
+        return make_backend("native", replace(options, accumulation="f32"))
+
+    asked = list[tuple[str, str, str]]()
+    monkeypatch.setattr(session, "make_backend", make)
+    specs = specs_of(monkeypatch, backend="native", workers="far:2", accumulation="f16", kv_cache="f16")
+    assert [(spec.backend, spec.accumulation) for spec in specs] == [("far", "f16")] * 2
+    assert asked == [("native", "f32", "f16"), ("far", "f16", "f32")]
+    asked.clear()
+    specs_of(monkeypatch, backend="native", workers="1", accumulation="f16")
+    assert asked == [("native", "f32", "f32"), ("native", "f16", "f32")]  # its own backend's name tells nothing here
 
 
 def test_keys_and_values_are_no_matter_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_unknown_variables_are_refused_and_others_left_alone(tmp_path: Path) -> 
     assert refusal(tmp_path, EXPERTSWARM_MODLE="x") == (
         "environment: no setting EXPERTSWARM_MODLE; did you mean EXPERTSWARM_MODEL?"
     )
-    assert "there are EXPERTSWARM_ACTIVATIONS, EXPERTSWARM_ADVERTISE, EXPERTSWARM_ARCHDEFS" in refusal(
+    assert "there are EXPERTSWARM_ACCUMULATION, EXPERTSWARM_ACTIVATIONS, EXPERTSWARM_ADVERTISE" in refusal(
         tmp_path, EXPERTSWARM_ZZZZZZZZZZZZZZ="x"
     )
     assert settings(tmp_path, EXPERTSWAR="x", PATH="y").model == ""
@@ -156,6 +156,8 @@ def test_choices_are_named(tmp_path: Path) -> None:
     assert refusal(tmp_path, "EXPERTSWARM_ACTIVATIONS=F32").endswith("'F32' is not one of f32, i16")
     assert settings(tmp_path, "EXPERTSWARM_KV_CACHE=f16").kv_cache == "f16"
     assert refusal(tmp_path, "", "--kv-cache", "q8_0") == "--kv-cache: 'q8_0' is not one of f32, f16"
+    assert settings(tmp_path, "EXPERTSWARM_ACCUMULATION=f16").accumulation == "f16"
+    assert refusal(tmp_path, "", "--accumulation", "i8") == "--accumulation: 'i8' is not one of f32, f16"
 
 
 def test_the_example_says_what_a_cache_of_half_the_size_costs() -> None:

@@ -154,6 +154,8 @@ def test_the_embedded_model_has_its_full_sha256(status: Any) -> None:
         (("--temp", "hot"), "--temperature: 'hot' is not a number"),
         (("--activations", "i8"), "'i8' is not one of f32, i16"),
         (("--backend", "numpy", "--activations", "i16"), "numpy computes with f32 activations only"),
+        (("--backend", "numpy", "--accumulation", "f16"), "numpy sums products in f32 only"),
+        (("--workers", "native:1", "--accumulation", "f16"), "native sums products in f32 only"),
         (("--backend", "numpy", "--kv-cache", "f16"), "numpy keeps keys and values in f32"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 LANES = 32
@@ -61,3 +62,27 @@ def total(x: F32) -> F32:
     for j in range(0, x.shape[-1], LANES):
         lanes = lanes + x[..., j : j + LANES]
     return tree(lanes)
+
+
+def fma_f16(a: F16, b: F16, c: F16) -> F16:
+    """a * b + c rounded once to F16."""
+    a64, b64, c64 = (v.astype(np.float64) for v in (a, b, c))
+    return rounded_to_odd(a64 * b64, c64).astype(np.float16)
+
+
+def products_f16(w: F32, x: F32) -> F32:
+    """The same with F16 sums: [N, R].
+
+    A row of x is brought to 1 .. 2 by a power of two (from 2^-126 to 2^126) and rounded to F16, as weights are; lanes add
+    256 columns in F16, from zero, and these sums in F32.
+    """
+    _, exponent = np.frexp(np.abs(x).max(axis=1, keepdims=True).astype(np.float64))
+    size = np.ldexp(1.0, np.clip(exponent - 1, -126, 126))
+    w16, x16 = filled(w).astype(np.float16), filled(x / size).astype(np.float16)
+    lanes = np.zeros((len(x), len(w), LANES), np.float32)
+    for start in range(0, w16.shape[1], 256):
+        run = np.zeros(lanes.shape, np.float16)
+        for j in range(start, min(start + 256, w16.shape[1]), LANES):
+            run = fma_f16(w16[None, :, j : j + LANES], x16[:, None, j : j + LANES], run)
+        lanes = lanes + run.astype(np.float32)
+    return tree(lanes) * size.astype(np.float32)

@@ -16,6 +16,7 @@
 #define __launch_bounds__(n)
 #define __syncthreads() shim::barrier()
 #define _Float16 shim::Half // g++ before 13 has it in C alone
+#define __builtin_fmaf16(a, b, c) shim::fma_half((a), (b), (c))
 
 static inline uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
 static inline int32_t __float_as_int(float x) { return __builtin_bit_cast(int32_t, x); }
@@ -56,6 +57,19 @@ struct Half {
     return __uint_as_float(sign | ((rest << 13) + 0x38000000));
   }
 };
+
+// a * b + c rounded once. The product is exact in double; the sum is rounded to odd there, and once more in float, so
+// that rounding it to binary16 at last is as rounding the exact sum.
+static inline Half fma_half(Half a, Half b, Half c) {
+  double p = (double)(float)a * (double)(float)b, z = (float)c, s = p + z, t = s - p;
+  double lost = (p - (s - t)) + (z - t);
+  uint64_t u = __builtin_bit_cast(uint64_t, s);
+  if (fabs(lost) > 0 && !(u & 1)) s = __builtin_bit_cast(double, (lost > 0) == (s > 0) ? u + 1 : u - 1);
+  float f = (float)s;
+  uint32_t v = __float_as_uint(f);
+  if (f != s && f == f && !(v & 1)) f = __uint_as_float((f < s) == (f > 0) ? v + 1 : v - 1);
+  return Half(f);
+}
 
 enum { MOST = 1024, STACK = 64 << 10 };
 enum State { READY, AT_BARRIER, DONE };

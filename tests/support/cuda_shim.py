@@ -129,6 +129,7 @@ class ShimDevice(Driver):
                 work_group=1024,
                 divides_exactly=True,
                 keeps_subnormals=True,
+                has_f16=True,
             )
         )
 

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 #: What oclgrind says of a fault; it ends with success all the same.
 FAULT = re.compile(r"data race|Invalid read|Invalid write|Invalid memory|FATAL|divergence detected", re.IGNORECASE)
 
-NO_EXTENSIONS = (
-    *("-x", "cl", STANDARD, "-target", "spir64", "-Xclang", "-finclude-default-header", "-Xclang", "-cl-ext=-all"),
+BARE_OPENCL = (
+    *("-x", "cl", STANDARD, "-target", "spir64", "-Xclang", "-finclude-default-header"),
     *("-Wall", "-Wno-unused-function", "-Werror", "-fsyntax-only"),
 )
 #: Without ROCm's headers and libraries; the text says how its words are spelt then.
@@ -103,11 +103,12 @@ def _hip_clang() -> str | None:
     return None
 
 
-def opencl_c(source: str, defines: Mapping[str, str]) -> None:
-    """Check it as OpenCL C 1.2 of a device without one extension: neither `half` nor `double`, of literals too."""
+def opencl_c(source: str, defines: Mapping[str, str], *extensions: str) -> None:
+    """Check it as OpenCL C 1.2 of a device with these extensions; with none there is neither `half` nor `double`."""
     clang = next(filter(None, map(shutil.which, ("clang-15", "clang"))), None)
     assert clang is not None, lacks("clang")
-    _compile([clang, *NO_EXTENSIONS], NO_CONTRACTION + with_defines(source, defines))
+    allowed = ",".join(["-cl-ext=-all", *(f"+{name}" for name in extensions)])
+    _compile([clang, *BARE_OPENCL, "-Xclang", allowed], NO_CONTRACTION + with_defines(source, defines))
 
 
 def _compile(command: Sequence[str], text: str) -> None:

@@ -42,6 +42,6 @@ ALL = [*DIVIDING, pytest.param("cuda-shim")]
 
 
 @functools.cache
-def device_backend(name: str) -> DeviceBackend:
+def device_backend(name: str, accumulation: str = "f32") -> DeviceBackend:
     """The backend on one of DEVICES; one for all tests."""
-    return DeviceBackend(name, DEVICES[name](), Options())
+    return DeviceBackend(name, DEVICES[name](), Options(accumulation=accumulation))

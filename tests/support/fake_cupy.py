@@ -36,6 +36,7 @@ class Runtime:
     memcpyHostToDevice, memcpyDeviceToHost = 1, 2  # noqa: N815
     CUDARuntimeError = CUDARuntimeError
     is_hip = False
+    capability = (9, 0)
 
     def __init__(self, devices: Sequence[str] = ("A GPU", "Another GPU")) -> None:
         self.devices, self.current = devices, 0
@@ -48,7 +49,8 @@ class Runtime:
         return len(self.devices)
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:  # noqa: N802
-        return {"name": self.devices[index].encode(), "totalGlobalMem": MEMORY, "maxThreadsPerBlock": 1024}
+        about = {"name": self.devices[index].encode(), "totalGlobalMem": MEMORY, "maxThreadsPerBlock": 1024}
+        return about | dict(zip(("major", "minor"), self.capability, strict=True))
 
     def driverGetVersion(self) -> int:  # noqa: N802
         return 70051831 if self.is_hip else 13000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,27 @@ def model_and_tokens(request: pytest.FixtureRequest, arch_model: Find) -> tuple[
         return load(DEMO, backend="native"), DEMO_TOKENS
     tokens = Golden(request.param).data()["tokens"].tolist()[:14]
     return load(arch_model(request.param), backend="native"), tokens
+
+
+def test_a_device_without_f16_is_not_asked_to_sum_in_it() -> None:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "backbone",
+        "generate",
+        "a",
+        "--workers",
+        "opencl:1",
+        "--accumulation",
+        "f16",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert "opencl: " in line
+    assert line.endswith("has no F16 arithmetic, so that it sums products in f32 only")
+    assert "Traceback" not in done.stderr
 
 
 def test_three_backends_at_once_give_the_tokens_of_one_process(model_and_tokens: tuple[Model, list[int]]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,15 +49,13 @@ def model(arch_model: Find) -> Model:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         return int(holder.getsockname()[1])
 
 
 def invite(book: InviteBook, swarm: Swarm, uses: int = 1) -> str:
-    port, now = int(swarm.endpoint.rpartition(":")[2]), int(__import__("time").time())
+    port, now = int(swarm.endpoint.rpartition(":")[2]), int(time.time())
     return str(new_invite(book, ("127.0.0.1",), port, uses=uses, ttl_s=3600, now=now))
 
 
@@ -66,8 +66,6 @@ def swarm_of(model: Model, book: InviteBook, specs: list[WorkerSpec] | None = No
 
 def until(swarm: Swarm, is_so: Callable[[], bool]) -> None:
     """Serve what is due until something is so."""
-    import time
-
     give_up = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < give_up, [vars_of(report) for report in swarm.report()]
@@ -188,11 +186,7 @@ def test_a_revoked_worker_is_let_go_and_kept_out(model: Model, book: InviteBook,
         assert code == 1
         assert "this worker was revoked" in line
         assert logits(model, swarm) == alone(model)
-        code, line = (
-            start(tmp_path / "w").end_with(swarm)
-            if hasattr(joiner, "end_with")
-            else refused(swarm, start(tmp_path / "w"))
-        )
+        code, line = refused(swarm, start(tmp_path / "w"))
         assert code == 1
         assert "revoked" in line
         assert swarm.refused > 0

@@ -24,6 +24,7 @@ SESSION = {
     "memory_bytes": 0,
     "threads": 2,
     "activations": "f32",
+    "accumulation": "f32",
     "model": "",
     "quiet": True,
 }
@@ -49,6 +50,7 @@ def test_a_session_is_one_line_of_json() -> None:
         (json.dumps(SESSION | {"threads": True}), "threads is no int"),
         (json.dumps(SESSION | {"threads": -1}), "threads is -1; it cannot be less than 0"),
         (json.dumps(SESSION | {"activations": 16}), "activations is no str"),
+        (json.dumps(SESSION | {"accumulation": None}), "accumulation is no str"),
         (json.dumps(SESSION | {"endpoint": None}), "endpoint is no str"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from device_checks import CUDA_TARGETS, HIP_TARGETS, Refused, need
 from device_sample import BESIDE, CAST_DOUBLE, DEFINES, DOUBLE, HALF, NO_BARRIER, NO_SEMICOLON, SOURCE, with_fault
 
+from kernels.device.opencl_devices import F16_EXTENSION
 from kernels.device.sources import Program, all_programs
 
 #: Each compiler's check of a text, by its word.
@@ -71,6 +72,22 @@ def test_every_program_compiles_everywhere(word: str, program: Program) -> None:
             device_checks.hip(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
     else:
         device_checks.opencl_c(program.source, program.defines)
+
+
+@pytest.mark.parametrize("program", list(all_programs("f16")), ids=lambda p: p.name)
+@pytest.mark.parametrize("word", ["nvrtc", "hip", "clang"])
+def test_every_program_with_f16_sums_compiles_where_there_is_f16(word: str, program: Program) -> None:
+    need(word)
+    if word == "nvrtc":
+        for target in CUDA_TARGETS:
+            device_checks.nvrtc(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
+    elif word == "hip":
+        for target in HIP_TARGETS:
+            device_checks.hip(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
+    else:
+        device_checks.opencl_c(program.source, program.defines, F16_EXTENSION)
+        with pytest.raises(Refused, match="half"):
+            device_checks.opencl_c(program.source, program.defines)
 
 
 #: Small cases of every kernel, held to native's bits, with groups that are not full and lanes that are not filled.

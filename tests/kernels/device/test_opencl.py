@@ -180,12 +180,23 @@ def test_memory_that_lacks_only_when_it_is_used(code: int, kind: type, monkeypat
 )
 def test_arithmetic_is_what_the_device_says(config: int, exact: bool, subnormals: bool) -> None:
     info = opencl_devices.describe(
-        DEVICES[1], version="1.0", memory_bytes=9, largest_buffer=8, work_group=7, single_fp=config
+        DEVICES[1], version="1.0", memory_bytes=9, largest_buffer=8, work_group=7, single_fp=config, extensions=""
     )
     assert (info.divides_exactly, info.keeps_subnormals) == (exact, subnormals)
     assert (info.name, info.driver) == ("Iris Xe", "Intel 1.0")
     wanted = ["-cl-std=CL1.2", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else [])]
     assert opencl_devices.build_options(info) == wanted
+
+
+@pytest.mark.parametrize(
+    ("extensions", "has_f16"),
+    [("", False), ("cl_khr_fp64 cl_khr_fp16", True), ("cl_khr_fp16_of_mine cl_khr_fp64", False)],
+)
+def test_f16_arithmetic_is_an_extension(extensions: str, has_f16: bool) -> None:
+    info = opencl_devices.describe(
+        DEVICES[1], version="1", memory_bytes=9, largest_buffer=8, work_group=7, single_fp=0, extensions=extensions
+    )
+    assert info.has_f16 == has_f16
 
 
 def test_a_device_that_divides_as_it_likes_is_not_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

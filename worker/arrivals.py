@@ -64,6 +64,7 @@ class Arrivals:
         self._arriving: dict[bytes, _Arriving] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._results: deque[tuple[Result, _Arriving | None]] = deque()
+        self._is_awake = False
         self.wake, self._waker = os.pipe()
         for end in (self.wake, self._waker):
             os.set_blocking(end, False)
@@ -86,8 +87,8 @@ class Arrivals:
     def results(self) -> list[Result]:
         """What was done since the last call."""
         with contextlib.suppress(BlockingIOError):
-            while os.read(self.wake, 4096):
-                pass
+            os.read(self.wake, 4096)
+        self._is_awake = False  # before the results are taken: what comes behind them wakes again
         found = list[Result]()
         while self._results:
             result, arriving = self._results.popleft()
@@ -166,7 +167,8 @@ class Arrivals:
 
     def _tell(self, result: Result, arriving: _Arriving | None = None) -> None:
         self._results.append((result, arriving))
-        with contextlib.suppress(BlockingIOError):  # full of wakes: one is enough
+        if not self._is_awake:  # one wake for all results until they are taken
+            self._is_awake = True
             os.write(self._waker, b"\0")
 
     def _hash_beginning(self, arriving: _Arriving, place: Part) -> None:

@@ -69,6 +69,10 @@ class Connection:
             raise LinkBroken(Break.LOST if self._was_up else at_first)
         return False
 
+    def has_message(self) -> bool:
+        """Whether a message waits."""
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
     def receive(self) -> list[Any]:
         """The buffers of the message that has come."""
         frame: Any = self.socket.recv(zmq.NOBLOCK, copy=False)

@@ -20,7 +20,7 @@ from protocol import PROTOCOL_VERSION
 from protocol.capabilities import WIRE_DTYPES, ClassInfo
 from protocol.errors import ProtocolError
 from protocol.frames import DType, Tensor, decode_to_worker
-from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
+from protocol.messages import CHUNKS_IN_FLIGHT, Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
 from protocol.schema import one_line
 
 from . import state as does
@@ -117,7 +117,7 @@ class Runtime:
             if calls.socket in events:
                 self._hear(calls.receive())
             elif weights.socket in events:
-                self._hear(weights.receive())
+                self._hear_chunks()
             if store.wake in events:
                 self._collect()
             if calls.monitor in events and calls.is_up():
@@ -142,6 +142,13 @@ class Runtime:
             self._say(f"serving {held} experts")
 
     # ---- messages
+
+    def _hear_chunks(self) -> None:
+        """Take the chunks that have come, as long as no call waits."""
+        for _ in range(CHUNKS_IN_FLIGHT):
+            self._hear(self._weights.receive())
+            if self._calls.has_message() or not self._weights.has_message():
+                return
 
     def _hear(self, frames: Sequence[Any]) -> None:
         try:

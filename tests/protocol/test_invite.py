@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import ipaddress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -66,6 +67,13 @@ def test_any_changed_character_is_found(data: st.DataObject, invite: Invite) -> 
     at = data.draw(st.integers(0, len(text) - 1))
     new = data.draw(st.characters(codec="utf-8").filter(lambda c: c != text[at]))
     refusal(text[:at] + new + text[at + 1 :])
+
+
+def test_bits_that_no_byte_uses_are_checked_too() -> None:
+    texts = [str(replace(INVITE, hosts=("a" * n,))) for n in (1, 2, 3)]
+    text = next(text for text in texts if len(text.removeprefix(PREFIX)) % 4 == 3)
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    assert "checksum" in refusal(text[:-1] + alphabet[alphabet.index(text[-1]) ^ 1])
 
 
 @given(invites, st.data())

@@ -158,6 +158,15 @@ def test_a_full_cache_lets_go_of_what_was_not_used_for_longest(tmp_path: Path) -
     assert SliceCache(tmp_path / "slices", 50).part(sha(data_of(9)), 100, 0) is None
 
 
+def test_what_is_opened_is_the_newest(cache: SliceCache) -> None:
+    for number in (1, 2):
+        put(cache, data_of(number))
+        age(cache, data_of(number), number)
+    assert list(cache.newest()) == [sha(data_of(2)), sha(data_of(1))]
+    cache.open(sha(data_of(1)), 100)
+    assert list(cache.newest()) == [sha(data_of(1)), sha(data_of(2))]
+
+
 def test_pruning_leaves_what_somebody_writes(cache: SliceCache) -> None:
     put(cache, data_of(1))
     writing, left = part_of(cache, data_of(2)), part_of(cache, data_of(3))

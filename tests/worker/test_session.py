@@ -76,6 +76,11 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
     # Standard input has ended behind the session, so that the process may end before it can complain.
     assert unknown.returncode == 0 or "no backend 'nunpy'; did you mean 'numpy'?" in unknown.stderr
     assert run().returncode == 2
+    cache = run("local", "--cache", "much", text=json.dumps(SESSION) + "\n")
+    assert (cache.returncode, cache.stderr) == (
+        2,
+        "worker: error: --cache: 'much' is not a size such as 800M or 2GiB\n",
+    )
     size = run("local", "--memory", "much", text=json.dumps(SESSION) + "\n")
     assert (size.returncode, size.stderr) == (
         2,

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .backoff import delay_s
+from protocol.backoff import delay_s
+
 from .errors import Break
 
 ENROL_TRIES = 6  #: in a row with nobody answering: about a quarter of a minute

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.backoff import MOST_S, delay_s
+from protocol.backoff import MOST_S, delay_s
 from worker.errors import Break
 from worker.membership import ENROL_HANG_UPS, ENROL_TRIES, HANG_UPS, Come, Leave, Membership, Wait
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .errors import ProtocolError
 from .invite import is_host
 from .presence import Endpoint
-
-if TYPE_CHECKING:
-    import ssl
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 MAX_URL = 1024
@@ -58,8 +56,6 @@ class Broker:
     def _tls_context(self) -> ssl.SSLContext | None:
         if not self.is_encrypted:
             return None
-        import ssl  # takes its time, and most workers have no broker
-
         try:
             return ssl.create_default_context(cafile=self.ca_file or None)
         except ssl.SSLError:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.errors import KernelError
 from kernels.interface import Backend, Options
 from kernels.registry import ACTIVATION_DTYPES, AUTO, make_backend
+from protocol.broker import Broker
 from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
 from protocol.sizes import parse_size
@@ -24,14 +25,10 @@ from .cache import SliceCache, cache_folder, default_bytes, listing, prune
 from .errors import UsageError, WorkerError
 from .identity import Identities, checked_name
 from .join import Joined, chosen_identity
+from .presence import Presence, broker_of
 from .runtime import Runtime
 from .session import Session, end_with, read_session
 from .stopping import Stop
-
-if TYPE_CHECKING:
-    from protocol.broker import Broker
-
-    from .presence import Presence
 
 MAX_THREADS = 1024
 
@@ -157,17 +154,11 @@ def _broker(args: argparse.Namespace, environ: Mapping[str, str]) -> Broker | No
     )
     if not url:
         return None
-    from .presence import broker_of  # asyncio and all that, which most workers do without
-
     return broker_of(url, password=password, password_file=password_file, ca_file=ca_file)
 
 
 def _presence(broker: Broker | None, runtime: Runtime, stop: Stop) -> Presence | None:
-    if broker is None:
-        return None
-    from .presence import Presence
-
-    return Presence(broker, runtime.hello(), runtime.activity, stop, _say)
+    return None if broker is None else Presence(broker, runtime.hello(), runtime.activity, stop, _say)
 
 
 def _threads(text: str) -> int:

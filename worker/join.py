@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from zmq.utils import z85
 
@@ -17,12 +16,10 @@ from .enrolment import Stopped, enrol
 from .errors import Break, LinkBroken, UsageError, WorkerError
 from .identity import Identities, Identity, default_name, new_identity, public_half
 from .membership import Come, Leave, Membership, Step, Wait
+from .presence import Presence
 from .runtime import Runtime
 from .session import Session
 from .stopping import Stop
-
-if TYPE_CHECKING:
-    from .presence import Presence
 
 Say = Callable[[str], None]
 
@@ -125,13 +122,11 @@ class Joined:
         except Stopped:
             return None
         except LinkBroken as error:
-            # Anybody may have said that the backbone is there: what is no backbone of ours must not make us leave.
-            is_nobody = is_hint and error.how in (Break.HUNG_UP, Break.KEY_REFUSED)
-            how = Break.NOBODY if is_nobody else error.how
-            step = self._membership.broke(how, random.random(), place)  # noqa: S311 - no secret
+            draw = random.random()  # noqa: S311 - no secret
+            step = self._membership.broke(error.how, draw, place, is_hint=is_hint)
             if isinstance(step, Wait):
                 self._say(f"{place}: {error}")
-            if how in (Break.NOBODY, Break.HUNG_UP):
+            if is_hint or error.how in (Break.NOBODY, Break.HUNG_UP):
                 self._turn += 1
             return step
         if self._stop.wait(0):

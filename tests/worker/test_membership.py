@@ -85,6 +85,15 @@ def test_hang_ups_in_a_row_mean_another_key(member: type[Membership], limit: int
     assert "box:1: no CURVE handshake: what answers there" in left(one.broke(Break.HUNG_UP, 0.0, "box:1"))
 
 
+def test_nobody_where_a_hint_leads_makes_it_leave() -> None:
+    member = known()
+    for count in range(1, 3 * HANG_UPS):
+        how = Break.KEY_REFUSED if count % 2 else Break.HUNG_UP
+        assert member.broke(how, 1.0, "x", is_hint=True) == Wait(delay_s(count, 1.0))
+        assert member.waited() is Come.AS_ITSELF
+    assert "it was revoked" in left(member.broke(Break.KEY_REFUSED, 1.0, "x"))
+
+
 def test_a_hang_up_now_and_then_does_not() -> None:
     member = known()
     for _ in range(3 * HANG_UPS):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, CACHE_DTYPES
+from protocol.broker import parse_broker
+from protocol.errors import ProtocolError
 from protocol.sizes import parse_size
 
 from .errors import UsageError
@@ -29,7 +31,9 @@ _COMMENT = re.compile(r"(?:^|\s+)#")
 class Knob:
     """One setting. `kind` is str, int, float or "size"; bounds hold for numbers, both ends included.
 
-    `choices` are all the texts that a str may be; without any it may be each.
+    `choices` are all the texts that a str may be; without any it may be each. What `is_secret` is shown nowhere, and
+    has no flag, since everybody on a machine sees the arguments of its processes. `check` raises ProtocolError for a
+    text that cannot be.
     """
 
     name: str
@@ -41,6 +45,8 @@ class Knob:
     most: float = math.inf
     metavar: str = "N"
     choices: tuple[str, ...] = ()
+    is_secret: bool = False
+    check: Callable[[str], object] | None = None
 
     @property
     def variable(self) -> str:
@@ -52,6 +58,11 @@ class Knob:
         if self.choices and text not in self.choices:
             raise UsageError(f"{place}: {text!r} is not one of {', '.join(self.choices)}")
         if self.kind is str:
+            try:
+                if self.check is not None and text:
+                    self.check(text)
+            except ProtocolError as error:
+                raise UsageError(f"{place}: {error}") from None
             return text
         try:
             value = parse_size(text) if self.kind == "size" else self.kind(text)
@@ -158,6 +169,39 @@ KNOBS: tuple[Knob, ...] = (
         default="",
         metavar="HOST",
         help="by what host workers reach this machine, where it cannot know (default: the one it listens at)",
+    ),
+    Knob(
+        name="mqtt",
+        flags=("--mqtt",),
+        kind=str,
+        default="",
+        metavar="URL",
+        check=parse_broker,
+        help="MQTT broker for presence, such as mqtts://swarm@broker.lan; its password is in no URL",
+    ),
+    Knob(
+        name="mqtt_ca",
+        flags=("--mqtt-ca",),
+        kind=str,
+        default="",
+        metavar="FILE",
+        help="certificate of the CA of an mqtts:// broker (default: the system's)",
+    ),
+    Knob(
+        name="mqtt_password_file",
+        flags=("--mqtt-password-file",),
+        kind=str,
+        default="",
+        metavar="FILE",
+        help="file whose first line is the broker's password",
+    ),
+    Knob(
+        name="mqtt_password",
+        flags=(),
+        kind=str,
+        default="",
+        help="that password itself",
+        is_secret=True,
     ),
     Knob(
         name="context",
@@ -267,7 +311,8 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add the flags of some knobs. Their values stay text, so that every source is checked in one place."""
     for name in names:
         knob = BY_NAME[name]
-        parser.add_argument(*knob.flags, dest=knob.name, metavar=knob.metavar, help=knob.help, default=None)
+        if knob.flags:
+            parser.add_argument(*knob.flags, dest=knob.name, metavar=knob.metavar, help=knob.help, default=None)
 
 
 def resolve(args: argparse.Namespace, environ: Mapping[str, str], dotenv: Path = Path(".env")) -> Settings:
@@ -365,5 +410,6 @@ def example() -> str:
     ]
     for knob in KNOBS:
         default = "" if knob.default in (None, "") else str(knob.default)
-        lines += ["", f"# {knob.help} ({knob.flags[-1]})", f"#{knob.variable}={default}"]
+        flag = f" ({knob.flags[-1]})" if knob.flags else ""
+        lines += ["", f"# {knob.help}{flag}", f"#{knob.variable}={default}"]
     return "\n".join(lines) + "\n"

@@ -80,7 +80,7 @@ def _number_check(where: str, most: int) -> Callable[[Any], Any]:
         if type(value) is not int:
             raise ProtocolError(f"{where} is {type(value).__name__}, not int")
         if not 0 <= value <= most:
-            raise ProtocolError(f"{where} is {value}; from 0 to {most} is allowed")
+            raise ProtocolError(f"{where} is {one_line(value, 32)}; from 0 to {most} is allowed")
         return value
 
     return check

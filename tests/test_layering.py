@@ -27,8 +27,13 @@ THIRD_PARTY = {
     "worker": {"numpy", "zmq", "msgpack"},
     "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2", "segno"},
 }
-#: What only an extra brings: each is imported by the one module that binds it, in a function.
-EXTRAS = {"kernels/device/opencl.py": "pyopencl", "kernels/device/cuda.py": "cupy"}
+#: What only an extra brings: each is imported by the one module of a package that binds it, in a function.
+EXTRAS = {
+    "kernels/device/opencl.py": "pyopencl",
+    "kernels/device/cuda.py": "cupy",
+    "worker/presence.py": "aiomqtt",
+    "backbone/presence.py": "aiomqtt",
+}
 MODULES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 DYNAMIC = {"__import__", "import_module", "exec", "eval"}
 
@@ -70,8 +75,9 @@ def test_what_an_extra_brings_is_imported_when_it_is_needed(module: str) -> None
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     at_import = ast.Module([node for node in tree.body if node not in functions], [])
-    assert EXTRAS[module] not in imported(ast.unparse(at_import), ("kernels", "device"))
-    assert EXTRAS[module] in imported(ast.unparse(ast.Module(list(functions), [])), ("kernels", "device"))
+    package = Path(module).parent.parts
+    assert EXTRAS[module] not in imported(ast.unparse(at_import), package)
+    assert EXTRAS[module] in imported(ast.unparse(ast.Module(list(functions), [])), package)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +157,18 @@ sys.exit(main(["backends", "--json", "--probe-seconds", "0"]))
     assert found["opencl"]["available"] or "pip install 'expertswarm[opencl]'" in found["opencl"]["reason"]
 
 
+def test_presence_is_an_extra_of_the_worker() -> None:
+    """Without aiomqtt the command says what to install."""
+    done = blocked("""
+import worker.cli
+sys.exit(worker.cli.main(["join", "--cache", "0", "--mqtt", "mqtt://box"]))
+""")
+    told = "worker: error: --mqtt needs aiomqtt: pip install expertswarm[mqtt]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def test_the_block_holds() -> None:
-    for module in ("backbone.cli", "archdefs", "tokenizers", "jinja2", "gguf"):
+    for module in ("backbone.cli", "archdefs", "tokenizers", "jinja2", "gguf", "aiomqtt"):
         done = blocked(f"import {module}")
         assert done.returncode == 1
         assert f"ModuleNotFoundError: blocked: {module.partition('.')[0]}" in done.stderr

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from kernels.errors import KernelError
 from kernels.interface import Backend, Options
 from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, AUTO, make_backend
+from protocol.broker import Broker
 from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
 from protocol.sizes import parse_size
@@ -25,6 +26,7 @@ from .cache import SliceCache, cache_folder, default_bytes, listing, prune
 from .errors import UsageError, WorkerError
 from .identity import Identities, checked_name
 from .join import Joined, chosen_identity
+from .presence import Presence, broker_of
 from .runtime import Runtime
 from .session import Session, end_with, read_session
 from .stopping import Stop
@@ -95,6 +97,7 @@ def _join(args: argparse.Namespace) -> int:
         quiet=False,
     )
     cache = _cache(args.cache)
+    broker = _broker(args, os.environ)
     identities = Identities()
     identity, is_known = chosen_identity(identities, invite, name)
     with identities.lock(identity):
@@ -102,6 +105,7 @@ def _join(args: argparse.Namespace) -> int:
         runtime = Runtime(
             template, _backend(template), build=build_name(), cache=cache, is_joined=True, stop=stop, say=_say
         )
+        presence = _presence(broker, runtime, stop)
         try:
             Joined(
                 identities,
@@ -112,8 +116,11 @@ def _join(args: argparse.Namespace) -> int:
                 runtime=runtime,
                 stop=stop,
                 say=_say,
+                presence=presence,
             ).run()
         finally:
+            if presence is not None:
+                presence.close()
             runtime.close()
     _say("stopped")
     return 0
@@ -139,6 +146,22 @@ def _invite(args: argparse.Namespace) -> Invite | None:
         return parse_invite(text)
     except ProtocolError as error:
         raise UsageError(f"{place}{error}") from None
+
+
+def _broker(args: argparse.Namespace, environ: Mapping[str, str]) -> Broker | None:
+    """The broker for presence, where one is named: by a flag, else by the environment."""
+    given = {"mqtt": args.mqtt, "mqtt_ca": args.mqtt_ca, "mqtt_password_file": args.mqtt_password_file}
+    names = (*given, "mqtt_password")
+    url, ca_file, password_file, password = (
+        environ.get(f"EXPERTSWARM_{name.upper()}", "") if given.get(name) is None else given[name] for name in names
+    )
+    if not url:
+        return None
+    return broker_of(url, password=password, password_file=password_file, ca_file=ca_file)
+
+
+def _presence(broker: Broker | None, runtime: Runtime, stop: Stop) -> Presence | None:
+    return None if broker is None else Presence(broker, runtime.hello(), runtime.activity, stop, _say)
 
 
 def _threads(text: str) -> int:
@@ -217,6 +240,14 @@ def _add_join(commands: Any) -> None:
     )
     join.add_argument("--model", metavar="PATH", help="a copy of the model here: what is in it is not fetched")
     join.add_argument("--cache", metavar="SIZE", help="bytes of experts to keep on disk (default 20GiB; 0: none)")
+    join.add_argument(
+        "--mqtt",
+        metavar="URL",
+        help="MQTT broker for presence, such as mqtts://worker@broker.lan (or EXPERTSWARM_MQTT); its password comes by "
+        "EXPERTSWARM_MQTT_PASSWORD or a file",
+    )
+    join.add_argument("--mqtt-ca", metavar="FILE", help="certificate of the CA of an mqtts:// broker")
+    join.add_argument("--mqtt-password-file", metavar="FILE", help="file whose first line is the broker's password")
     join.set_defaults(func=_join)
 
 

@@ -16,6 +16,7 @@ from .enrolment import Stopped, enrol
 from .errors import Break, LinkBroken, UsageError, WorkerError
 from .identity import Identities, Identity, default_name, new_identity, public_half
 from .membership import Come, Leave, Membership, Step, Wait
+from .presence import Presence
 from .runtime import Runtime
 from .session import Session
 from .stopping import Stop
@@ -62,7 +63,11 @@ def _numeric(address: tuple[object, ...]) -> str:
 
 
 class Joined:
-    """`template` says what to compute with; where to connect, and as whom, is filled in for each try."""
+    """`template` says what to compute with; where to connect, and as whom, is filled in for each try.
+
+    `presence` is begun once the worker is enrolled; what it says of the backbone's address is tried behind the ones
+    that came with the invite.
+    """
 
     def __init__(
         self,
@@ -75,16 +80,20 @@ class Joined:
         runtime: Runtime,
         stop: Stop,
         say: Say,
+        presence: Presence | None = None,
     ) -> None:
         self._identities, self._identity, self._invite = identities, identity, invite
         self._template, self._runtime, self._stop, self._say = template, runtime, stop, say
         is_same = invite is not None and public_half(invite.secret_key) == identity.invite_key
         has_invite = invite is not None and not (is_same and identity.is_enrolled)
         self._membership = Membership(is_known=is_known, has_invite=has_invite)
+        self._presence = presence
         self._turn = 0
 
     def run(self) -> None:
         """Serve until a signal. WorkerError when the backbone says no, or there is none."""
+        if self._identity.is_enrolled:
+            self._be_present(self._identity.name)
         step: Step = self._membership.begin()
         while True:
             if isinstance(step, Leave):
@@ -102,9 +111,9 @@ class Joined:
 
     def _tried(self, come: Come) -> Step | None:
         """What to do after a try to connect, which may have lasted for days; None: the worker was stopped."""
-        place = f"{', '.join(self._identity.hosts)}, port {self._identity.port}"
+        place, is_hint = f"{', '.join(self._identity.hosts)}, port {self._identity.port}", False
         try:
-            endpoint = self._endpoint()
+            endpoint, is_hint = self._endpoint(come)
             place = endpoint.removeprefix("tcp://")
             if come is Come.TO_ENROL:
                 self._enrol(endpoint, place)
@@ -113,10 +122,11 @@ class Joined:
         except Stopped:
             return None
         except LinkBroken as error:
-            step = self._membership.broke(error.how, random.random(), place)  # noqa: S311 - no secret
+            draw = random.random()  # noqa: S311 - no secret
+            step = self._membership.broke(error.how, draw, place, is_hint=is_hint)
             if isinstance(step, Wait):
                 self._say(f"{place}: {error}")
-            if error.how in (Break.NOBODY, Break.HUNG_UP):
+            if is_hint or error.how in (Break.NOBODY, Break.HUNG_UP):
                 self._turn += 1
             return step
         if self._stop.wait(0):
@@ -124,11 +134,20 @@ class Joined:
         self._say(f"{place}: the backbone let this worker go")
         return self._membership.let_go(random.random())  # noqa: S311
 
-    def _endpoint(self) -> str:
-        found = addresses(self._identity.hosts, self._identity.port)
+    def _endpoint(self, come: Come) -> tuple[str, bool]:
+        """Where to try now, and whether that is only what presence says."""
+        own = addresses(self._identity.hosts, self._identity.port)
+        said = () if self._presence is None or come is Come.TO_ENROL else self._presence.endpoints()
+        hints = [address for host, port in said for address in addresses((host,), port)]
+        found = list(dict.fromkeys([*own, *hints]))
         if not found:
             raise LinkBroken(Break.NOBODY)
-        return found[self._turn % len(found)]
+        endpoint = found[self._turn % len(found)]
+        return endpoint, endpoint not in own
+
+    def _be_present(self, name: str) -> None:
+        if self._presence is not None:
+            self._presence.begin(self._identity, name)
 
     def _session(self, endpoint: str, public_key: bytes, secret_key: bytes) -> Session:
         keys = (self._identity.server_key, public_key, secret_key)
@@ -168,5 +187,6 @@ class Joined:
             self._say(f"connected to {place} as {self._runtime.name}")
             self._identity = replace(identity, is_enrolled=True)
             self._identities.save(self._identity)  # also the one that was used last
+            self._be_present(self._runtime.name)
 
         self._runtime.serve(self._session(endpoint, identity.public_key, identity.secret_key), on_welcome)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .backoff import delay_s
+from protocol.backoff import delay_s
+
 from .errors import Break
 
 ENROL_TRIES = 6  #: in a row with nobody answering: about a quarter of a minute
@@ -78,8 +79,14 @@ class Membership:
         self._failures = max(self._failures, LET_GO_FAILURES - 1)
         return self._again(draw)
 
-    def broke(self, how: Break, draw: float, place: str) -> Step:
-        """A try or a session ended; `place` is where, for people."""
+    def broke(self, how: Break, draw: float, place: str, *, is_hint: bool = False) -> Step:
+        """A try or a session ended; `place` is where, for people.
+
+        Of a place that `is_hint` somebody, who may be anybody, said that the backbone is there: whoever answers there
+        cannot make the worker leave.
+        """
+        if is_hint:
+            return self._again(draw)
         if how is Break.KEY_REFUSED:
             return self._refused()
         if how is Break.HUNG_UP:

@@ -24,6 +24,7 @@ from protocol.messages import CHUNKS_IN_FLIGHT, Assign, Attach, Chunk, Drain, Fa
 from protocol.schema import one_line
 
 from . import state as does
+from .activity import Activity
 from .arrivals import Stored
 from .cache import SliceCache
 from .connection import Connection
@@ -69,6 +70,7 @@ class Runtime:
         self._progress = ProgressBar(sys.stderr, "experts", is_quiet=session.quiet)
         self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
         self._said: int | None = None  #: experts held, when it was last said
+        self.activity = Activity()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._calls: Connection
         self._weights: Connection
@@ -92,8 +94,11 @@ class Runtime:
     def serve(self, session: Session, on_welcome: Callable[[], None]) -> None:
         """Serve one backbone process until it lets go, or somebody here wants an end. LinkBroken when it is gone."""
         self._act(self._state.session_began())
-        self._said = None
-        self._serve(session, lasts=False, on_welcome=on_welcome)
+        self._said, self.activity.experts = None, 0
+        try:
+            self._serve(session, lasts=False, on_welcome=on_welcome)
+        finally:
+            self.activity.is_serving = False
 
     def _serve(self, session: Session, *, lasts: bool, on_welcome: Callable[[], None] = lambda: None) -> None:
         self._calls = Connection(self._context, session, lasts=lasts)
@@ -127,7 +132,7 @@ class Runtime:
             if self._state.phase is Phase.CONNECTING:
                 self._act(self._state.ticked(time.monotonic()))
             elif not was_welcome:
-                was_welcome = True
+                was_welcome = self.activity.is_serving = True
                 on_welcome()
             if self._stop is not None and self._stop.fd in events:
                 self._act(self._state.stopped())
@@ -200,7 +205,7 @@ class Runtime:
                 case does.Keep():
                     self._store.keep(action.slices, action.layer)
                 case does.SendHello():
-                    self._calls.send(self._hello())
+                    self._calls.send(self.hello())
                 case does.SendAttach():
                     self._weights.send(Attach(PROTOCOL_VERSION))
                 case does.Ignored():
@@ -211,7 +216,8 @@ class Runtime:
                     if action.reason:
                         raise WorkerError(action.reason)
 
-    def _hello(self) -> Hello:
+    def hello(self) -> Hello:
+        """What this worker is, with the slices that it has now."""
         backend, numeric = self._backend, self._backend.numeric_class
         kind = ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations)
         device, memory = one_line(backend.device), self._state.memory_bytes
@@ -226,8 +232,10 @@ class Runtime:
                 np.frombuffer(pairs.data, "<i4").reshape(pairs.shape),
             )
         except Exception as error:  # whatever a device or its driver does: the call fails, the worker goes on
-            self._calls.send(Failed(run.seq, run.epoch, one_line(str(error) or type(error).__name__)))
+            reason = self.activity.last_error = one_line(str(error) or type(error).__name__)
+            self._calls.send(Failed(run.seq, run.epoch, reason))
             return
+        self.activity.calls += 1
         if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType.F32, rows.shape, rows)]):
             log.warning("the backbone takes no answers; that of call %d is dropped", run.seq)
 
@@ -247,6 +255,9 @@ class Runtime:
         try:
             self._store.load(assign)
         except WorkerError as error:
+            self.activity.last_error = str(error)
             self._act(self._state.not_loaded(assign, str(error)))
         else:
             self._act(self._state.loaded(assign))
+            if (held := self._state.experts_held()) is not None:
+                self.activity.experts = held

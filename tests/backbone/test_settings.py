@@ -196,3 +196,16 @@ def test_any_text_is_a_value_in_range_or_one_line(known: Knob, text: str) -> Non
 def test_a_name_that_is_no_knob_is_an_attribute_error(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="top_q"):
         _ = settings(tmp_path).top_q
+
+
+def test_a_secret_has_no_flag_and_a_broker_is_checked_where_it_is_named(tmp_path: Path) -> None:
+    assert settings(tmp_path, "EXPERTSWARM_MQTT_PASSWORD=x")["mqtt_password"].value == "x"
+    assert [knob.name for knob in KNOBS if not knob.flags] == [knob.name for knob in KNOBS if knob.is_secret]
+    assert settings(tmp_path, "", "--mqtt", "mqtts://swarm@box").mqtt == "mqtts://swarm@box"
+    told = refusal(tmp_path, EXPERTSWARM_MQTT="mqtt://swarm:hidden@box")
+    assert told == (
+        "environment: EXPERTSWARM_MQTT: a URL is no place for a password; set EXPERTSWARM_MQTT_PASSWORD or name a "
+        "password file"
+    )
+    assert survey(args(), {"EXPERTSWARM_MQTT": "mqtt://swarm:hidden@box"}, tmp_path / "none")[0].mqtt == ""
+    assert "#EXPERTSWARM_MQTT_PASSWORD=\n" in example()

@@ -273,3 +273,16 @@ def test_an_embedded_model_that_is_gone_is_a_problem(
     found = status()
     assert found["embedded_model"]["sha256"] is None
     assert any(problem.startswith(f"{tmp_path / 'gone.gguf'}: the embedded model") for problem in found["problems"])
+
+
+def test_a_secret_is_not_shown(
+    status: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXPERTSWARM_MQTT_PASSWORD", "hidden-word")
+    found = status()
+    assert found["settings"]["mqtt_password"] == {
+        "value": "(set)",
+        "source": "environment",
+        "variable": "EXPERTSWARM_MQTT_PASSWORD",
+    }
+    assert "hidden-word" not in json.dumps(found) + text(capsys)

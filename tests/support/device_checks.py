@@ -152,6 +152,13 @@ def _has_opencl() -> bool:
         return False
 
 
+def mosquitto_program() -> str | None:
+    """mosquitto, which Debian keeps where not everybody looks; None without it or without what makes its keys."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    is_whole = shutil.which("mosquitto_passwd") is not None and shutil.which("openssl") is not None
+    return shutil.which("mosquitto", path=path) if is_whole else None
+
+
 #: Words of TESTS_REQUIRE besides those of native_builds: whether this machine has it, and what to install.
 WORDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "opencl": (_has_opencl, "there is no OpenCL device (apt install pocl-opencl-icd ocl-icd-libopencl1)"),
@@ -159,6 +166,7 @@ WORDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "nvrtc": (lambda: _nvrtc_library() is not None, "there is no NVRTC (pip install nvidia-cuda-nvrtc)"),
     "hip": (lambda: _hip_clang() is not None, "there is no clang that knows gfx1100 (apt install clang-15)"),
     "clang": (lambda: shutil.which("clang") is not None, "there is no clang (apt install clang)"),
+    "mosquitto": (lambda: mosquitto_program() is not None, "there is no mosquitto (apt install mosquitto openssl)"),
 }
 
 

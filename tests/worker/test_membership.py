@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.backoff import MOST_S, delay_s
+from protocol.backoff import MOST_S, delay_s
 from worker.errors import Break
 from worker.membership import ENROL_HANG_UPS, ENROL_TRIES, HANG_UPS, Come, Leave, Membership, Wait
 
@@ -83,6 +83,15 @@ def test_hang_ups_in_a_row_mean_another_key(member: type[Membership], limit: int
     for _ in range(limit - 1):
         assert isinstance(one.broke(Break.HUNG_UP, 0.0, "box:1"), Wait)
     assert "box:1: no CURVE handshake: what answers there" in left(one.broke(Break.HUNG_UP, 0.0, "box:1"))
+
+
+def test_nobody_where_a_hint_leads_makes_it_leave() -> None:
+    member = known()
+    for count in range(1, 3 * HANG_UPS):
+        how = Break.KEY_REFUSED if count % 2 else Break.HUNG_UP
+        assert member.broke(how, 1.0, "x", is_hint=True) == Wait(delay_s(count, 1.0))
+        assert member.waited() is Come.AS_ITSELF
+    assert "it was revoked" in left(member.broke(Break.KEY_REFUSED, 1.0, "x"))
 
 
 def test_a_hang_up_now_and_then_does_not() -> None:

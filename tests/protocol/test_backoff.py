@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.backoff import FIRST_S, MOST_S, delay_s
+from protocol.backoff import FIRST_S, MOST_S, delay_s
 
 
 def test_it_doubles_up_to_a_bound() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from protocol.sizes import size_text
+
 Key = tuple[int, int]  #: layer and expert
 Seconds = Callable[[int, int], float]  #: of a worker and a layer
 
@@ -46,16 +48,16 @@ class Shortfall:
     more_on_one_bytes: int  #: or with so much more on one
 
     def __str__(self) -> str:
-        what = f"{self.experts} experts ({_megabytes(self.nbytes)})"
+        what = f"{self.experts} experts ({size_text(self.nbytes)})"
         if not self.workers:
             kind = "" if self.numeric_class is None else f" of class {self.numeric_class}"
             return f"{what}: there is no worker{kind} to hold them"
         single = len(self.workers) == 1
         whose = "the workers" if self.numeric_class is None else f"the workers of class {self.numeric_class}"
-        each = "" if single else f"{_megabytes(self.more_each_bytes)} more for each of {len(self.workers)}, or "
+        each = "" if single else f"{size_text(self.more_each_bytes)} more for each of {len(self.workers)}, or "
         return (
-            f"{what} do not fit the memory of {whose}, {_megabytes(self.memory_bytes)} in all: it takes {each}"
-            f"{_megabytes(self.more_on_one_bytes)} more for one (raise --worker-memory, or a worker's own --memory)"
+            f"{what} do not fit the memory of {whose}, {size_text(self.memory_bytes)} in all: it takes {each}"
+            f"{size_text(self.more_on_one_bytes)} more for one (raise --worker-memory, or a worker's own --memory)"
         )
 
 
@@ -398,8 +400,3 @@ def _shortfalls(
             more_each_bytes=each,
             more_on_one_bytes=on_one,
         )
-
-
-def _megabytes(count: int) -> str:
-    """Bytes for people, rounded up: with what is shown it fits."""
-    return f"{math.ceil(count / 1e7) / 100:.2f} GB" if count >= 10**9 else f"{math.ceil(count / 1e5) / 10:.1f} MB"

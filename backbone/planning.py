@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from archdefs import OPS, Step
+from protocol.sizes import size_text
 
 from .model import BoundModel
 from .placement import Candidate, Key, Plan, place
@@ -31,6 +32,7 @@ class Needs:
     dense_bytes: int  #: of all that are no experts' and that a step uses
     dense_read_bytes: int  #: that the backbone reads of them for one token
     context: int  #: tokens
+    kv_cache: str  #: "f32" or "f16"
     kv_bytes: int  #: of the keys and values of so many tokens
     expert_bytes: Mapping[int, Sequence[int]]  #: layer to bytes of each expert
     chosen: Mapping[int, int]  #: layer to the experts that a token asks for
@@ -86,12 +88,13 @@ class Statement:
         needs, room = self.needs, machine_bytes - self.needs.dense_bytes
         if machine_bytes and needs.kv_bytes > room:
             what = (
-                f"dense weights ({_size(needs.dense_bytes)}) with keys and values of {needs.context} tokens "
-                f"({_size(needs.kv_bytes)}) do not fit the {_size(machine_bytes)} of this machine"
+                f"dense weights ({size_text(needs.dense_bytes)}) with keys and values of {needs.context} tokens "
+                f"({size_text(needs.kv_bytes)}) do not fit the {size_text(machine_bytes)} of this machine"
             )
             tokens = max(0, room) * needs.context // needs.kv_bytes
-            less = f"at most -c {tokens} does, or twice as much with --kv-cache f16 in place of f32"
-            found.append(f"{what}: {less if tokens else 'it takes a machine with more'}")
+            half = f", or -c {2 * tokens} with --kv-cache f16" if needs.kv_cache == "f32" else ""
+            less = f"it takes at most -c {tokens}{half}" if tokens else "it takes a machine with more"
+            found.append(f"{what}: {less}")
         return found
 
     def left(self) -> tuple[int, int]:
@@ -116,6 +119,7 @@ def needs_of(model: BoundModel, *, context: int, kv_cache: str) -> Needs:
         dense_bytes=sum(tensors[name].nbytes for name in used),
         dense_read_bytes=sum(_read_bytes(model, step) for step in dense),
         context=context,
+        kv_cache=kv_cache,
         kv_bytes=kept * context * CACHE_BYTES[kv_cache],
         expert_bytes=expert_bytes(model),
         chosen={layer: _chosen(model, layer) for layer in model.expert_tensors},
@@ -188,7 +192,3 @@ def state(
     ]
     prediction = predict(layers, plan.holds, speeds, dense_bytes=needs.dense_read_bytes, backbone=backbone)
     return Statement(needs=needs, nodes=tuple(nodes), plan=plan, prediction=prediction)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"

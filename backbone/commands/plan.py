@@ -13,7 +13,7 @@ from typing import Any
 from kernels.cores import usable_cores
 from kernels.errors import BackendUnavailable
 from kernels.registry import AUTO, refuse_unknown
-from protocol.sizes import parse_size
+from protocol.sizes import parse_size, size_text
 
 from ..discovery import DEMO, DEMO_NAME, resolve_model
 from ..errors import UsageError
@@ -285,8 +285,8 @@ def as_text(
     needs, token = found.needs, found.prediction
     lines = [
         f"model {Path(settings.model or DEMO_NAME).name} ({needs.architecture}): {needs.layers} layers, "
-        f"dense {_size(needs.dense_bytes)}, {_experts(found)}, "
-        f"keys and values of {needs.context} tokens {_size(needs.kv_bytes)}"
+        f"dense {size_text(needs.dense_bytes)}, {_experts(found)}, "
+        f"keys and values of {needs.context} tokens {size_text(needs.kv_bytes)}"
     ]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for node in found.nodes:
@@ -296,14 +296,14 @@ def as_text(
                 node.name,
                 node.numeric_class,
                 f"{node.bytes_per_s / 1e9:.2f}" if node.bytes_per_s else "?",
-                _size(node.memory_bytes) if node.memory_bytes else "no bound",
-                _size(nbytes),
+                size_text(node.memory_bytes) if node.memory_bytes else "no bound",
+                size_text(nbytes),
                 str(experts),
                 f"{token.shares[node.name]:.1%}",
-                "nothing" if node.maps_file else _size(found.plan.moves[node.name]),
+                "nothing" if node.maps_file else size_text(found.plan.moves[node.name]),
             )
         )
-    own = _size(needs.dense_bytes + needs.kv_bytes)
+    own = size_text(needs.dense_bytes + needs.kv_bytes)
     speed, share = f"{backbone.bytes_per_s / 1e9:.2f}", f"{token.shares[BACKBONE]:.1%}"
     rows.append((BACKBONE, _class_of(settings.backend, settings), speed, "", own, str(found.left()[0]), share, ""))
     lines += [table(rows), ""]
@@ -326,11 +326,7 @@ def _experts(found: Statement) -> str:
         return "no experts"
     counts = sorted({(needs.chosen[layer], len(sizes)) for layer, sizes in needs.expert_bytes.items()})
     each = " or ".join(f"{chosen} of {count}" for chosen, count in counts)
-    return f"{needs.experts} experts {_size(needs.all_expert_bytes)} ({each} a token and layer)"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.1f} MB"
+    return f"{needs.experts} experts {size_text(needs.all_expert_bytes)} ({each} a token and layer)"
 
 
 def _time(seconds: float) -> str:

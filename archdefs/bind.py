@@ -156,6 +156,7 @@ class _Binder:
             constants=step.constants,
             layer=step.layer,
             memory=memory,
+            kept=step.kept,
             on_weights=step.on_weights,
         )
 
@@ -195,6 +196,7 @@ class _Binder:
             tensors=resolved.tensors,
             constants=resolved.constants,
             layer=layer,
+            kept=sum(resolved.registers[name][1].width for name in op.keeps),
             on_weights=op.results == 0 and changed is not None and changed[1].choices_of > 0,
         )
 

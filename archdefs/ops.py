@@ -80,6 +80,7 @@ class Op:
     needs_rows: bool = False  #: reads tokens, positions or the sequences' memory
     knows_layer: bool = False  #: is told its layer's index
     has_memory: bool = False  #: owns a slot of memory for each layer and sequence
+    keeps: tuple[str, ...] = ()  #: registers whose rows stay in that memory, for each position of the sequence
     variadic: bool = False  #: the last positional argument repeats
     sections: tuple[str, ...] = ("prologue", "block", "epilogue")
 
@@ -182,6 +183,7 @@ _ROWS = (
         rule=shapes.attention,
         needs_rows=True,
         has_memory=True,
+        keeps=("k", "v"),
         sections=("block",),
     ),
     Op(

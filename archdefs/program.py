@@ -24,6 +24,7 @@ class Step:
     constants: Mapping[str, Constant]  #: argument or fact to its value
     layer: int | None  #: None in prologue and epilogue
     memory: int | None = None  #: which of a sequence's memories the step owns
+    kept: int = 0  #: values that it keeps there for each position
     on_weights: bool = False  #: changes the weights of what top_k gave
 
 

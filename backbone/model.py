@@ -23,15 +23,13 @@ MOST_NAME = 100  #: characters of an architecture's name
 _BIASES = ("gate_bias", "up_bias", "down_bias")
 
 
-class Model:
-    """One GGUF, mapped, with the program that its architecture's definition makes of it."""
+class BoundModel:
+    """One GGUF, mapped, with the program that its architecture's definition makes of it: all that needs no backend."""
 
-    def __init__(self, gguf: GGUFFile, definition: Definition, program: Program, backend: DenseBackend) -> None:
+    def __init__(self, gguf: GGUFFile, definition: Definition, program: Program) -> None:
         self.gguf = gguf
         self.definition = definition
         self.program = program
-        self.backend = backend
-        self.executor = Executor(program, backend, self.matrix, self.local_experts.bank)
 
     @property
     def path(self) -> Path:
@@ -43,11 +41,6 @@ class Model:
         """What an operator should know of the binding. Optional blocks of built-in definitions are no news."""
         told = self.program.warnings
         return told if self.definition.origin != "built in" else tuple(w for w in told if "no step uses" in w)
-
-    @property
-    def numeric_class(self) -> NumericClass:
-        """What the backbone's own bits depend on."""
-        return self.backend.numeric_class
 
     @property
     def vocabulary(self) -> int:
@@ -121,6 +114,20 @@ class Model:
             **biases,
         )
 
+
+class Model(BoundModel):
+    """A bound model on the backend that runs it."""
+
+    def __init__(self, gguf: GGUFFile, definition: Definition, program: Program, backend: DenseBackend) -> None:
+        super().__init__(gguf, definition, program)
+        self.backend = backend
+        self.executor = Executor(program, backend, self.matrix, self.local_experts.bank)
+
+    @property
+    def numeric_class(self) -> NumericClass:
+        """What the backbone's own bits depend on."""
+        return self.backend.numeric_class
+
     @cached_property
     def local_experts(self) -> LocalExperts:
         """All experts computed in this process by the backbone's own backend."""
@@ -131,6 +138,15 @@ class Model:
 
 def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
     """Open, check and bind a model. UsageError says what is wrong with the file or the definition."""
+    bound = bind_model(path, library)
+    try:
+        return Model(bound.gguf, bound.definition, bound.program, backend)
+    except KernelError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def bind_model(path: Path, library: Library) -> BoundModel:
+    """The same without a backend: headers and metadata are read, weights are not."""
     try:
         gguf = open_gguf(path)
     except GGUFError as error:
@@ -151,10 +167,7 @@ def load_model(path: Path, library: Library, backend: DenseBackend) -> Model:
     except ArchdefError as error:
         raise UsageError(f"{path}: cannot be run as {architecture!r}\n{error}") from None
     _same_vocabulary(program, dims, path)
-    try:
-        return Model(gguf, definition, program, backend)
-    except KernelError as error:
-        raise UsageError(f"{path}: {error}") from None
+    return BoundModel(gguf, definition, program)
 
 
 def _same_vocabulary(program: Program, dims: Mapping[str, tuple[int, ...]], path: Path) -> None:

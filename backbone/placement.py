@@ -1,10 +1,26 @@
-"""Which worker holds which expert: a pure function of sizes, budgets, classes. Covers first, balances every layer."""
+"""Which worker holds which expert: a pure function of sizes, memory, speeds, classes, use and what is held already.
+
+Everything that fits is covered first, so that in each layer the slowest worker ends with the rest, and nothing is moved
+that balance does not want moved. Then come copies, with what memory is left.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from protocol.sizes import size_text
+
+Key = tuple[int, int]  #: layer and expert
+Seconds = Callable[[int, int], float]  #: of a worker and a layer
+
+#: An expert stays where it is as long as its layer then takes no more than so many times what a fresh plan would take.
+STAYS_WITHIN = 1.05
+#: Rows that each expert counts as having had from the beginning: few rows are no proof that an expert is cold.
+PRIOR_ROWS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +31,34 @@ class Candidate:
     memory_bytes: int  #: for experts; 0: no bound of its own
     takes_copies: bool = False  #: may hold experts that others of its class hold too, as far as its memory goes
     numeric_class: str = ""  #: of its rows
-    held: Mapping[int, Collection[int]] = field(default_factory=dict)  #: by layer: what it has already
+    speed: float | None = None  #: bytes of experts a second, or all in the same proportion; None or 0: not known
+    held: Mapping[int, Collection[int]] = field(default_factory=dict)  #: layer to experts that it has got already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Experts that fit nowhere, and what would make them fit."""
+
+    numeric_class: str | None  #: that they have to be of; None: any
+    experts: int
+    nbytes: int
+    workers: tuple[str, ...]  #: that may hold them
+    memory_bytes: int  #: of those workers together
+    more_each_bytes: int  #: with so much more on each of them all would fit; 0 where there is no such worker
+    more_on_one_bytes: int  #: or with so much more on one
+
+    def __str__(self) -> str:
+        what = f"{self.experts} experts ({size_text(self.nbytes)})"
+        if not self.workers:
+            kind = "" if self.numeric_class is None else f" of class {self.numeric_class}"
+            return f"{what}: there is no worker{kind} to hold them"
+        single = len(self.workers) == 1
+        whose = "the workers" if self.numeric_class is None else f"the workers of class {self.numeric_class}"
+        each = "" if single else f"{size_text(self.more_each_bytes)} more for each of {len(self.workers)}, or "
+        return (
+            f"{what} do not fit the memory of {whose}, {size_text(self.memory_bytes)} in all: it takes {each}"
+            f"{size_text(self.more_on_one_bytes)} more for one (raise --worker-memory, or a worker's own --memory)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,89 +67,55 @@ class Plan:
 
     holds: Mapping[str, Mapping[int, tuple[int, ...]]]
     left_over: Mapping[int, tuple[int, ...]]
-    left_over_bytes: int = 0
-    budget_bytes: int = 0  #: of all workers together
+    shortfalls: tuple[Shortfall, ...] = ()  #: the same as `left_over`, in numbers
+    moves: Mapping[str, int] = field(default_factory=dict)  #: bytes that each worker has to get
 
     def describe(self) -> str:
         """One line about what does not fit, with numbers; empty when everything does."""
-        count = sum(map(len, self.left_over.values()))
-        if not count:
+        if not self.left_over:
             return ""
-        held = sum(len(experts) for layers in self.holds.values() for experts in layers.values())
-        return (
-            f"{count} of {count + held} experts ({self.left_over_bytes / 1e6:.1f} MB) do not fit the workers' memory, "
-            f"{self.budget_bytes / 1e6:.1f} MB in all, and are computed by the backbone; raise --worker-memory"
-        )
+        told = "; ".join(map(str, self.shortfalls)) or f"{sum(map(len, self.left_over.values()))} experts"
+        return f"{told}; the backbone computes them"
 
 
 def place(
     expert_bytes: Mapping[int, Sequence[int]],
     candidates: Sequence[Candidate],
     *,
-    fixed: Mapping[tuple[int, int], str] | None = None,
+    usage: Mapping[Key, int] | None = None,
+    fixed: Mapping[Key, str] | None = None,
 ) -> Plan:
     """Place every expert once, then copies. `expert_bytes`: layer to bytes of each expert.
 
-    Each worker gets an equal share of every layer, or where its memory is too small for that, a smaller one of every
-    layer, so that no layer has to wait for one worker alone. That fixes the class of each expert. Who takes copies gets
-    them, of experts of its class and alike in all layers, with what memory is left: of several holders the least loaded
-    one is asked. The result depends on nothing else: the same inputs give the same plan.
+    `usage` counts the rows of each (layer, expert) so far: those that had more weigh more. `fixed` names the class of
+    each (layer, expert): only workers of that class may hold it, since answers are under way; what it does not name,
+    and everything without it, may go to any class, and then has the class of whoever holds it.
+
+    Each worker gets a share of every layer in proportion to its speed, or where its memory is too small for that, a
+    smaller one of every layer, so that no layer waits for one worker alone. An expert stays with a worker that has it
+    already, unless the layer then took longer (STAYS_WITHIN). Of what else it has each worker keeps what there is room
+    for, and who takes copies gets more of its class: alike in all layers, those first whose holders have most to do.
+    The same inputs give the same plan, whatever the order of the candidates.
     """
-    total = sum(map(sum, expert_bytes.values()))
-    room = {c.name: c.memory_bytes or total for c in candidates}
-    shares = _shares(room, total)
-    is_covered = sum(shares.values()) > 0.999
-    owed = dict.fromkeys(room, 0.0)
-    holds: dict[str, dict[int, list[int]]] = {name: {} for name in room}
-    left: list[tuple[int, int]] = []
-    for layer, sizes in expert_bytes.items():
-        for name, share in shares.items():
-            owed[name] += share * sum(sizes)
-        for expert, size in enumerate(sizes):
-            # Where shares do not cover a layer, its rest stays here: room is kept for the layers to come.
-            able = [name for name in room if room[name] >= size and (is_covered or owed[name] > 0)]
-            if fixed is not None:
-                kinds = {c.name: c.numeric_class for c in candidates}
-                able = [name for name in able if kinds[name] == fixed[layer, expert]]
-            if not able:
-                left.append((layer, expert))
-                continue
-            below = _below_their_part(able, layer, len(sizes), shares, holds)
-            _give(max(below, key=owed.__getitem__), layer, expert, size, holds, room, owed)
-    for layer, expert in tuple(left):
-        size = expert_bytes[layer][expert]
-        able = [name for name in room if room[name] >= size]
-        if able:
-            left.remove((layer, expert))
-            _give(max(able, key=room.__getitem__), layer, expert, size, holds, room, owed)
-    classes = class_of_experts(holds, candidates)
-    for candidate in candidates:
-        if candidate.takes_copies:
-            mine = [key for key, kind in classes.items() if kind == candidate.numeric_class]
-            _copy(candidate.name, mine, expert_bytes, holds, room, owed)
-    return _plan(holds, left, expert_bytes, candidates)
-
-
-def _below_their_part(
-    able: Sequence[str],
-    layer: int,
-    experts: int,
-    shares: Mapping[str, float],
-    holds: Mapping[str, Mapping[int, Sequence[int]]],
-) -> Sequence[str]:
-    """Those that have less than their part of a layer, rounded down; else, rounded up; else all."""
-    for rounded in (math.floor, math.ceil):
-        below = [n for n in able if len(holds[n].get(layer, ())) < rounded(round(shares[n] * experts, 6))]
-        if below:
-            return below
-    return able
+    workers = sorted(candidates, key=lambda c: c.name)
+    sizes = {layer: tuple(expert_bytes[layer]) for layer in sorted(expert_bytes)}
+    fixed = fixed or {}
+    done = _covered(sizes, workers, usage, fixed)
+    done.keep_copies()
+    done.add_copies()
+    return Plan(
+        {c.name: {la: tuple(sorted(es)) for la, es in done.holds[i].items() if es} for i, c in enumerate(workers)},
+        {la: tuple(e for at, e in sorted(done.left) if at == la) for la in sorted({la for la, _ in done.left})},
+        tuple(_shortfalls(done, workers, usage, fixed)),
+        {c.name: done.bytes_to_move(i) for i, c in enumerate(workers)},
+    )
 
 
 def class_of_experts(
     holds: Mapping[str, Mapping[int, Sequence[int]]], candidates: Sequence[Candidate]
-) -> dict[tuple[int, int], str]:
+) -> dict[Key, str]:
     """The numeric class of each (layer, expert) that is held by a worker: that of the first candidate that does."""
-    found: dict[tuple[int, int], str] = {}
+    found: dict[Key, str] = {}
     for candidate in candidates:
         for layer, experts in holds.get(candidate.name, {}).items():
             for expert in experts:
@@ -114,64 +123,280 @@ def class_of_experts(
     return found
 
 
-def _copy(
-    name: str,
-    may_hold: Collection[tuple[int, int]],
-    expert_bytes: Mapping[int, Sequence[int]],
-    holds: dict[str, dict[int, list[int]]],
-    room: dict[str, int],
-    owed: dict[str, float],
-) -> None:
-    """Fill a worker's memory with experts that it may hold and does not, one of each layer in turn."""
-    waiting: dict[int, list[int]] = {layer: [] for layer in expert_bytes}
-    held = {(layer, expert) for layer, experts in holds[name].items() for expert in experts}
-    for layer, expert in sorted(set(may_hold) - held):
-        waiting[layer].append(expert)
-    while waiting:
-        for layer in list(waiting):
-            if not waiting[layer] or room[name] < expert_bytes[layer][waiting[layer][0]]:
-                del waiting[layer]
+def _covered(
+    sizes: Mapping[int, tuple[int, ...]],
+    workers: Sequence[Candidate],
+    usage: Mapping[Key, int] | None,
+    fixed: Mapping[Key, str],
+) -> _Placing:
+    """Every expert that fits with one worker. What a fresh plan would take bounds what may stay where it is."""
+    fresh = _Placing(sizes, workers, usage, fixed)
+    fresh.fill()
+    if not any(worker.held for worker in workers):
+        return fresh
+    placing = _Placing(sizes, workers, usage, fixed)
+    placing.keep(fresh.seconds)
+    placing.fill()
+    return placing
+
+
+class _Placing:
+    """A plan in the making. Workers are numbers; a weight is what an expert is expected to read, in no unit."""
+
+    def __init__(
+        self,
+        sizes: Mapping[int, tuple[int, ...]],
+        workers: Sequence[Candidate],
+        usage: Mapping[Key, int] | None,
+        fixed: Mapping[Key, str],
+    ) -> None:
+        self.sizes, self.workers, self.fixed = sizes, workers, fixed
+        total = sum(map(sum, sizes.values()))
+        self.budget = [c.memory_bytes or total for c in workers]
+        self.room = list(self.budget)
+        self.holds: list[dict[int, set[int]]] = [{} for _ in workers]
+        self.left: set[Key] = set()
+        self._usage = usage
+        self._speeds = _speeds(workers)
+        self._first: list[dict[int, set[int]]] = [{la: set() for la in sizes} for _ in workers]  #: without copies
+        self._load = [dict.fromkeys(sizes, 0) for _ in workers]  #: weight of those
+        self._whole = [0.0] * len(workers)  #: seconds of all layers
+        self._held = [
+            {la: {e for e in c.held.get(la, ()) if 0 <= e < len(each)} for la, each in sizes.items()} for c in workers
+        ]
+        self._of_class: dict[str, list[int]] = {}
+        for i, worker in enumerate(workers):
+            self._of_class.setdefault(worker.numeric_class, []).append(i)
+
+    def weight(self, layer: int, expert: int) -> int:
+        """What an expert is expected to read in a while, in no unit."""
+        rows = 1 if self._usage is None else PRIOR_ROWS + self._usage.get((layer, expert), 0)
+        return self.sizes[layer][expert] * rows
+
+    def able(self, layer: int, expert: int) -> Sequence[int]:
+        """Workers that may hold an expert, whatever room they have."""
+        kind = self.fixed.get((layer, expert))
+        return range(len(self.workers)) if kind is None else self._of_class.get(kind, [])
+
+    def seconds(self, i: int, layer: int) -> float:
+        """The longest that a worker with which this one shares a layer takes for its part."""
+        alike = self._of_class[self.workers[i].numeric_class] if self.fixed else range(len(self.workers))
+        return max(self._load[j][layer] / self._speeds[j] for j in alike)
+
+    def _seconds_with(self, i: int, layer: int, weight: int) -> float:
+        return (self._load[i][layer] + weight) / self._speeds[i]
+
+    # ---- once
+
+    def keep(self, fresh: Seconds) -> None:
+        """Leave experts with workers that have them, as far as no layer takes much longer than in a fresh plan."""
+        # Where a worker has less memory than before, each layer keeps its part of what it has.
+        parts = _Parts([[sum(self.sizes[la][e] for e in held[la]) for la in self.sizes] for held in self._held])
+        for layer, sizes in self.sizes.items():
+            parts.advance()
+            bounds = [STAYS_WITHIN * fresh(i, layer) for i in range(len(self.workers))]
+            holders = {e: [i for i in self.able(layer, e) if e in self._held[i][layer]] for e in range(len(sizes))}
+            order = sorted(holders, key=lambda e: (len(holders[e]), -self.weight(layer, e), e))
+            for expert in order:
+                self._settle(layer, expert, holders, bounds, parts, set())
+
+    def _settle(
+        self,
+        layer: int,
+        expert: int,
+        holders: Mapping[int, Sequence[int]],
+        bounds: Sequence[float],
+        parts: _Parts,
+        seen: set[int],
+    ) -> bool:
+        """Leave an expert with one that has it; if need be, another of its experts goes to a further holder of that."""
+        weight, size = self.weight(layer, expert), self.sizes[layer][expert]
+        mine = sorted(
+            (i for i in holders[expert] if i not in seen), key=lambda i: (self._seconds_with(i, layer, weight), i)
+        )
+
+        def fits(i: int) -> bool:
+            return (
+                self.room[i] >= size
+                and self._seconds_with(i, layer, weight) <= bounds[i]
+                and parts.allows(i, size, self.budget[i])
+            )
+
+        for i in mine:
+            if fits(i):
+                self._give(i, layer, expert, parts)
+                return True
+        for i in mine:
+            if i in seen:
                 continue
-            expert = waiting[layer].pop(0)
-            _give(name, layer, expert, expert_bytes[layer][expert], holds, room, owed)
+            seen.add(i)
+            for other in sorted(self._first[i][layer]):
+                self._give(i, layer, other, parts, sign=-1)
+                if fits(i) and self._settle(layer, other, holders, bounds, parts, seen):
+                    self._give(i, layer, expert, parts)
+                    return True
+                self._give(i, layer, other, parts)
+        return False
+
+    def fill(self) -> None:
+        """Give every expert that nobody has been given yet to whoever then ends first, as far as there is room."""
+        # Each layer has its part of a worker's memory, so that no layer has to do with what others left.
+        parts = _Parts([[self._may_hold(i, la) for la in self.sizes] for i in range(len(self.workers))])
+        waiting = list[Key]()
+        for layer in self.sizes:
+            parts.advance([sum(self.sizes[layer][e] for e in first[layer]) for first in self._first])
+            for expert in self._to_give(layer):
+                size = self.sizes[layer][expert]
+                able = [i for i in self.able(layer, expert) if self.room[i] >= size]
+                able = [i for i in able if parts.allows(i, size, self.budget[i])]
+                if able:
+                    self._give(self._soonest(able, layer, expert), layer, expert, parts)
+                else:
+                    waiting.append((layer, expert))
+        for layer, expert in sorted(waiting, key=lambda key: (-self.sizes[key[0]][key[1]], key)):
+            able = [i for i in self.able(layer, expert) if self.room[i] >= self.sizes[layer][expert]]
+            able = [i for i in able if expert in self._held[i][layer]] or able
+            if able:
+                self._give(self._soonest(able, layer, expert), layer, expert, parts)
+            else:
+                self.left.add((layer, expert))
+
+    def _may_hold(self, i: int, layer: int) -> int:
+        """Bytes of a layer's experts that a worker may hold."""
+        sizes = self.sizes[layer]
+        if not self.fixed:
+            return sum(sizes)
+        mine = (None, self.workers[i].numeric_class)
+        return sum(size for expert, size in enumerate(sizes) if self.fixed.get((layer, expert)) in mine)
+
+    def _to_give(self, layer: int) -> list[int]:
+        """Experts of a layer that nobody has been given: those with the least choice first, then the heaviest."""
+        given = set().union(*(first[layer] for first in self._first))
+        rest = [e for e in range(len(self.sizes[layer])) if e not in given]
+        return sorted(rest, key=lambda e: ((layer, e) not in self.fixed, -self.weight(layer, e), e))
+
+    def _soonest(self, able: Iterable[int], layer: int, expert: int) -> int:
+        """Who ends this layer first with one expert more; of equals, who has less to do in all layers."""
+        weight = self.weight(layer, expert)
+        return min(able, key=lambda i: (self._seconds_with(i, layer, weight), self._whole[i], i))
+
+    def _give(self, i: int, layer: int, expert: int, parts: _Parts, *, sign: int = 1) -> None:
+        """Give an expert to a worker, or (sign -1) take it back."""
+        change = set.add if sign > 0 else set.remove
+        change(self._first[i][layer], expert)
+        change(self.holds[i].setdefault(layer, set()), expert)
+        size, weight = sign * self.sizes[layer][expert], sign * self.weight(layer, expert)
+        self.room[i] -= size
+        self._load[i][layer] += weight
+        self._whole[i] += weight / self._speeds[i]
+        parts.used(i, size)
+
+    # ---- copies
+
+    def keep_copies(self) -> None:
+        """Let workers keep what they have got already, as far as it is of their class and there is room."""
+        for i, held in enumerate(self._held):
+            self._copy(i, held)
+
+    def add_copies(self) -> None:
+        """Fill the memory of those that take copies."""
+        for i, worker in enumerate(self.workers):
+            if worker.takes_copies:
+                self._copy(i, {la: range(len(sizes)) for la, sizes in self.sizes.items()})
+
+    def _copy(self, i: int, of: Mapping[int, Collection[int]]) -> None:
+        """Give a worker copies, of each layer in turn, those first whose holders have most to do for them."""
+        alike = self._of_class[self.workers[i].numeric_class]
+        waiting: dict[int, list[int]] = {}
+        for layer in self.sizes:
+            mine = self.holds[i].setdefault(layer, set())
+            speed = dict[int, float]()  #: of all holders of an expert that a worker of this class was given
+            for j in alike:
+                for expert in self.holds[j].get(layer, ()):
+                    speed[expert] = speed.get(expert, 0.0) + self._speeds[j]
+            wanted = [e for e in of[layer] if e in speed and e not in mine]
+            waiting[layer] = sorted(wanted, key=lambda e: (self.weight(layer, e) / speed[e], -e))
+        while waiting:
+            for layer in list(waiting):
+                while waiting[layer] and self.room[i] < self.sizes[layer][waiting[layer][-1]]:
+                    waiting[layer].pop()
+                if not waiting[layer]:
+                    del waiting[layer]
+                    continue
+                expert = waiting[layer].pop()
+                self.holds[i][layer].add(expert)
+                self.room[i] -= self.sizes[layer][expert]
+
+    def bytes_to_move(self, i: int) -> int:
+        """Bytes that a worker holds and has not got yet."""
+        return sum(
+            self.sizes[la][e] for la, experts in self.holds[i].items() for e in experts if e not in self._held[i][la]
+        )
 
 
-def _give(
-    name: str,
-    layer: int,
-    expert: int,
-    size: int,
-    holds: dict[str, dict[int, list[int]]],
-    room: dict[str, int],
-    owed: dict[str, float],
-) -> None:
-    holds[name].setdefault(layer, []).append(expert)
-    room[name] -= size
-    owed[name] -= size
+class _Parts:
+    """What the layers so far may take of each worker's memory: their part of all that it could be used for."""
+
+    def __init__(self, by_layer: Sequence[Sequence[int]]) -> None:
+        self._so_far = [list(accumulate(layers)) for layers in by_layer]
+        self._used = [0] * len(by_layer)
+        self._at = -1
+
+    def advance(self, used: Sequence[int] = ()) -> None:
+        """The next layer begins. `used`: bytes that each worker gives it already."""
+        self._at += 1
+        for i, size in enumerate(used):
+            self._used[i] += size
+
+    def used(self, i: int, size: int) -> None:
+        """So many bytes of a worker's memory are taken."""
+        self._used[i] += size
+
+    def allows(self, i: int, size: int, budget: int) -> bool:
+        """Whether the layers so far may take so many bytes more of a budget."""
+        so_far = self._so_far[i]
+        return (self._used[i] + size) * so_far[-1] <= budget * so_far[self._at]
 
 
-def _shares(room: Mapping[str, int], total: int) -> dict[str, float]:
-    """Each worker's part of all bytes: equal ones, but what is too much for one is shared out among the others."""
-    shares = dict[str, float]()
-    left = 1.0
-    for waiting, name in enumerate(sorted(room, key=room.__getitem__)):
-        shares[name] = min(left / (len(room) - waiting), room[name] / total if total else 0.0)
-        left -= shares[name]
-    return {name: shares[name] for name in room}
+def _speeds(workers: Sequence[Candidate]) -> list[float]:
+    """Speeds; one that is not known counts as the median of those that are."""
+    known = [c.speed for c in workers if c.speed is not None and 0 < c.speed < math.inf]
+    usual = statistics.median(known) if known else 1.0
+    return [c.speed if c.speed is not None and 0 < c.speed < math.inf else usual for c in workers]
 
 
-def _plan(
-    holds: Mapping[str, Mapping[int, list[int]]],
-    left: Sequence[tuple[int, int]],
-    expert_bytes: Mapping[int, Sequence[int]],
-    candidates: Sequence[Candidate],
-) -> Plan:
-    left_over: dict[int, tuple[int, ...]] = {}
-    for layer, expert in sorted(left):
-        left_over[layer] = (*left_over.get(layer, ()), expert)
-    return Plan(
-        {name: {layer: tuple(sorted(e)) for layer, e in sorted(layers.items())} for name, layers in holds.items()},
-        left_over,
-        sum(expert_bytes[layer][expert] for layer, expert in left),
-        sum(c.memory_bytes for c in candidates),
-    )
+def _shortfalls(
+    done: _Placing, workers: Sequence[Candidate], usage: Mapping[Key, int] | None, fixed: Mapping[Key, str]
+) -> Iterable[Shortfall]:
+    """What fits nowhere, by the class that it has to be of, with what would make it fit."""
+    kinds = {fixed.get(key) for key in done.left}
+    for kind in sorted(kinds, key=lambda kind: (kind is None, kind or "")):
+        keys = [key for key in done.left if fixed.get(key) == kind]
+        sizes = [done.sizes[layer][expert] for layer, expert in keys]
+        able = [workers[i] for i in done.able(*keys[0])]
+        short, most, count = sum(sizes), max(sizes), len(able)
+
+        def fits(more: int, those: Collection[str], kind: str | None = kind) -> bool:
+            grown = [replace(c, memory_bytes=c.memory_bytes + more) if c.name in those else c for c in workers]
+            return not any(fixed.get(key) == kind for key in _covered(done.sizes, grown, usage, fixed).left)
+
+        def least(options: Iterable[int], those: Collection[str]) -> int:
+            # The largest always does: were an expert left, each worker had less than its bytes free, too little in all.
+            *some, last = sorted(options)
+            return next((more for more in some if fits(more, those)), last)
+
+        names = tuple(c.name for c in able)
+        each = on_one = 0
+        if able:
+            part = -(-short // count)
+            each = least({part, -(-len(keys) // count) * most, part + most}, names)
+            on_one = least({short, short + count * most}, [max(able, key=lambda c: c.memory_bytes).name])
+        yield Shortfall(
+            numeric_class=kind,
+            experts=len(keys),
+            nbytes=short,
+            workers=names,
+            memory_bytes=sum(c.memory_bytes for c in able),
+            more_each_bytes=each,
+            more_on_one_bytes=on_one,
+        )

@@ -92,11 +92,16 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
             raise BackendUnavailable(f"no {what} {given!r}; there are {', '.join(known)}")
     if name == AUTO:
         return _auto(options)
+    refuse_unknown(name)
+    return BACKENDS[name](options)
+
+
+def refuse_unknown(name: str) -> None:
+    """BackendUnavailable when no backend has this name; whether it runs here is not tried."""
     if name not in BACKENDS:
         near = get_close_matches(name, BACKENDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
         raise BackendUnavailable(f"no backend {name!r}; {hint}")
-    return BACKENDS[name](options)
 
 
 def stand_in(backend: Backend) -> Backend | None:

@@ -1,4 +1,4 @@
-"""Sizes as people write them: what both commands' flags take for a memory budget."""
+"""Sizes as people write them: what both commands' flags take for a memory budget, and how one is shown."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def parse_size(text: str) -> int:
     if not 0 <= size < 1 << 60:
         raise ValueError(text)
     return int(size)
+
+
+def size_text(count: int) -> str:
+    """Bytes as megabytes, from a gigabyte on as gigabytes; rounded up, so that what needs them fits what is shown."""
+    return f"{math.ceil(count / 1e7) / 100:.2f} GB" if count >= 10**9 else f"{math.ceil(count / 1e5) / 10:.1f} MB"

@@ -41,6 +41,7 @@ def test_a_program_is_flat_and_resolved(tmp_path: Path) -> None:
     assert attention.constants == {"heads": 2, "kv_heads": 1}
     assert attention.memory == 1  # a memory of its own for each layer
     assert program.memories == 2
+    assert (attention.kept, add.kept) == (4 + 4, 0)  # k and v
     assert add.inputs[0] == add.outputs[0] == 0  # x is slot 0
     assert attention.inputs[0] == q.outputs[0]
     assert program.warnings[0].startswith(str(tmp_path))

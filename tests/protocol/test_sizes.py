@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.sizes import parse_size
+from protocol.sizes import parse_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,20 @@ def test_texts_that_are_no_size(text: str) -> None:
 def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert 0 <= parse_size(text) < 1 << 60
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0.0 MB"),
+        (1, "0.1 MB"),
+        (800_000_000, "800.0 MB"),
+        (800_000_001, "800.1 MB"),
+        (10**9, "1.00 GB"),
+        (10**9 + 1, "1.01 GB"),
+        (17_321_000_000, "17.33 GB"),
+    ],
+)
+def test_what_is_shown_is_enough(count: int, text: str) -> None:
+    assert size_text(count) == text
+    assert parse_size(text.replace(" ", "")) >= count

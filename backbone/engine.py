@@ -15,7 +15,7 @@ from kernels.interface import F32
 from kernels.state import Rows, Sequence, Taps
 
 from .clock import Clock
-from .errors import UsageError
+from .errors import ContextFull, UsageError
 from .executor import interleave
 from .experts import ExpertSource
 from .model import Model
@@ -159,7 +159,9 @@ class Engine:
     def refuse_unfit(self, tokens: Seq[int], first: int = 0) -> None:
         """UsageError for tokens that cannot be run at position `first`: too many, none, or unknown ones."""
         if first + len(tokens) > self.context:
-            raise UsageError(f"{first + len(tokens)} tokens do not fit the context of {self.context}; raise it with -c")
+            raise ContextFull(
+                f"{first + len(tokens)} tokens do not fit the context of {self.context}; raise it with -c"
+            )
         if not tokens:
             raise UsageError("there is no token to run: give a prompt")
         worst = max(tokens) if max(tokens) >= self.model.vocabulary else min(tokens)

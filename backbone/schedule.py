@@ -1,7 +1,7 @@
 """Whose tokens run next, when several answers are made at once. Pure: knows rows and turns, no engine and no time.
 
-Every answer in the making gets one row a step. Beside them prompts are run in pieces, in rotation, so that a long prompt
-holds up neither the answers nor the prompts behind it.
+Every answer in the making gets one row a step. Beside them prompts are run in pieces, in rotation, so that a long
+prompt holds up neither the answers nor the prompts behind it.
 """
 
 from __future__ import annotations

@@ -106,6 +106,11 @@ class Counts:
     cached_tokens: int = 0
     answer_tokens: int = 0
 
+    def as_json(self) -> Result:
+        """The counts as plain data."""
+        tokens = {name: getattr(self, name) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")}
+        return {"answers": dict(self.answers), **tokens}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:

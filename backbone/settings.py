@@ -28,7 +28,8 @@ _COMMENT = re.compile(r"(?:^|\s+)#")
 class Knob:
     """One setting. `kind` is str, int, float or "size"; bounds hold for numbers, both ends included.
 
-    `choices` are all the texts that a str may be; without any it may be each.
+    `choices` are all the texts that a str may be; without any it may be each. What `is_secret` is shown nowhere, and
+    has no flag, since everybody on a machine sees the arguments of its processes.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Knob:
     most: float = math.inf
     metavar: str = "N"
     choices: tuple[str, ...] = ()
+    is_secret: bool = False
 
     @property
     def variable(self) -> str:
@@ -209,6 +211,48 @@ KNOBS: tuple[Knob, ...] = (
         most=(1 << 63) - 1,
         help="seed of the draw; the same seed gives the same text (default: from the system)",
     ),
+    Knob(
+        name="http",
+        flags=("--http",),
+        kind=str,
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where serve answers; beyond this machine it needs an API key (port 0: any that is free)",
+    ),
+    Knob(
+        name="api_key_file",
+        flags=("--api-key-file",),
+        kind=str,
+        default="",
+        metavar="FILE",
+        help="file whose first line is the key that serve wants of its clients",
+    ),
+    Knob(
+        name="api_key",
+        flags=(),
+        kind=str,
+        default="",
+        help="that key itself",
+        is_secret=True,
+    ),
+    Knob(
+        name="parallel",
+        flags=("--parallel",),
+        kind=int,
+        default=4,
+        least=1,
+        most=256,
+        help="answers that serve makes at once; each keeps its keys and values",
+    ),
+    Knob(
+        name="queue",
+        flags=("--queue",),
+        kind=int,
+        default=64,
+        least=0,
+        most=1 << 16,
+        help="requests that may wait for their turn; more are refused with 503",
+    ),
 )
 BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 
@@ -241,7 +285,8 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add the flags of some knobs. Their values stay text, so that every source is checked in one place."""
     for name in names:
         knob = BY_NAME[name]
-        parser.add_argument(*knob.flags, dest=knob.name, metavar=knob.metavar, help=knob.help, default=None)
+        if knob.flags:
+            parser.add_argument(*knob.flags, dest=knob.name, metavar=knob.metavar, help=knob.help, default=None)
 
 
 def resolve(args: argparse.Namespace, environ: Mapping[str, str], dotenv: Path = Path(".env")) -> Settings:
@@ -339,5 +384,6 @@ def example() -> str:
     ]
     for knob in KNOBS:
         default = "" if knob.default in (None, "") else str(knob.default)
-        lines += ["", f"# {knob.help} ({knob.flags[-1]})", f"#{knob.variable}={default}"]
+        flag = f" ({knob.flags[-1]})" if knob.flags else ""
+        lines += ["", f"# {knob.help}{flag}", f"#{knob.variable}={default}"]
     return "\n".join(lines) + "\n"

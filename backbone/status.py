@@ -64,6 +64,8 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, A
 
 def _setting(settings: Settings, name: str) -> dict[str, Any]:
     value, source = settings[name].value, settings[name].source
+    if BY_NAME[name].is_secret and value:
+        value = "(set)"
     return {"value": value, "source": source, "variable": BY_NAME[name].variable}
 
 

@@ -166,7 +166,7 @@ class Swarm:
         """Wait until something comes, the file descriptor `wake` can be read, or the time is over; handle what came."""
         self._poller.register(wake, zmq.POLLIN)
         try:
-            self._poller.poll(timeout_s * 1000)
+            self._poller.poll(int(timeout_s * 1000))
         finally:
             self._poller.unregister(wake)
         while self._pump(0):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from . import run_file
@@ -58,24 +61,43 @@ class RunningServer:
     ) -> Result:
         """The whole object that scripts rely on. Ctrl-C ends the answer, which is then stopped as "cancelled"."""
         job = uuid.uuid4().hex
-        with closing(self._connect(timeout_s=None)) as connection:
-            lines = self._lines(connection, {"job": job, **_prompt(prompt), "options": _options(options)})
+        asked = {"job": job, **_prompt(prompt), "options": _options(options)}
+        with self._events(asked) as events:
             while True:
                 try:
-                    for event in lines:
-                        if "text" in event:
-                            on_text(event["text"])
-                        elif "prompt" in event:
-                            on_prompt(*event["prompt"])
-                        elif "error" in event:
-                            raise _error(event["error"])
-                        elif "result" in event:
-                            result: Result = event["result"]
-                            return result
-                    raise BackboneError("the server ended in the middle of the answer")
+                    event = events.get()
+                    if "text" in event:
+                        on_text(event["text"])
+                    elif "prompt" in event:
+                        on_prompt(*event["prompt"])
+                    elif "error" in event:
+                        raise _error(event["error"])
+                    else:
+                        result: Result = event["result"]
+                        return result
                 except KeyboardInterrupt:
-                    # The lines go on, up to the result of what was made so far.
+                    # The events go on, up to the result of what was made so far.
                     self._json("POST", "/private/cancel", {"job": job})
+
+    @contextmanager
+    def _events(self, asked: Result) -> Iterator[SimpleQueue[Result]]:
+        """The events of an answer, the last of them a result or an error. Leaving the block hangs up.
+
+        A thread reads them: Ctrl-C, which the main thread gets, would leave a half-read response behind.
+        """
+        events = SimpleQueue[Result]()
+        with closing(self._connect(timeout_s=None)) as connection:
+            response = self._ask(connection, "POST", "/private/generate", asked)
+            line = connection.sock
+            reader = Thread(target=_read_events, args=(response, events), name="server", daemon=True)
+            reader.start()
+            try:
+                yield events
+            finally:
+                with suppress(OSError):  # it is closed already
+                    if line is not None:  # an error in place of the events, behind which the server hangs up
+                        line.shutdown(socket.SHUT_RDWR)
+                reader.join()
 
     def _connect(self, timeout_s: float | None) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._run.host, self._run.port, timeout=timeout_s)
@@ -98,27 +120,18 @@ class RunningServer:
             raise _error(found.get("error"))
         return found
 
-    def _lines(self, connection: http.client.HTTPConnection, body: Any) -> _Lines:
-        response = self._ask(connection, "POST", "/private/generate", body)
-        if response.status != 200:
-            raise _error(_parsed(_read(lambda: response.read(MOST_LINE))).get("error"))
-        return _Lines(response)
 
-
-class _Lines:
-    """The events of an answer. An interrupt between two of them loses none, which a generator's would."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._response = response
-
-    def __iter__(self) -> Iterator[Result]:
-        return self
-
-    def __next__(self) -> Result:
-        line = _read(lambda: self._response.readline(MOST_LINE))
-        if not line:
-            raise StopIteration
-        return _parsed(line)
+def _read_events(response: http.client.HTTPResponse, events: SimpleQueue[Result]) -> None:
+    with response:
+        try:
+            while line := _read(lambda: response.readline(MOST_LINE)):
+                event = _parsed(line)
+                events.put(event)
+                if "result" in event or "error" in event:
+                    return
+            raise BackboneError("the server ended in the middle of the answer")
+        except BackboneError as error:
+            events.put({"error": {"message": str(error)}})
 
 
 def _read(read: Callable[[], bytes]) -> bytes:

@@ -40,6 +40,10 @@ class Busy(BackboneError):
     """As many answers are under way, and wait, as may be."""
 
 
+class Ending(BackboneError):
+    """The scheduler ends, or ended this job before its turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """More of the answer's text became certain."""
@@ -213,7 +217,7 @@ class Scheduler:
 
     def _post(self, function: Callable[[], None]) -> None:
         if self._is_stopping:
-            raise BackboneError("the server is ending")
+            raise Ending("the server is ending")
         self._inbox.append(function)
         with contextlib.suppress(BlockingIOError):  # the pipe is full: it will wake without this byte
             os.write(self._wake_in, b"\0")
@@ -367,7 +371,7 @@ class Scheduler:
         elif job in list(self._schedule):
             self._schedule.remove(job)
             self.counts.answers["cancelled"] += 1
-            job.emit(Failed(BackboneError("the request was cancelled before its turn came")))
+            job.emit(Failed(Ending("the request was cancelled before its turn came")))
 
     def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, BackboneError):

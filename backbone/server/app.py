@@ -23,7 +23,7 @@ from ..errors import BackboneError
 from ..prompts import ChatPrompt, Prompt, prompt_ids
 from ..results import Result, computed_locally, workers_as_json
 from ..sampling import SamplingOptions
-from ..scheduler import Done, Event, Failed, Job, Prompted, Scheduler, Text
+from ..scheduler import Done, Ending, Event, Failed, Job, Prompted, Scheduler, Text
 from ..session import Session
 from ..tokenizer import Tokenizer
 from . import metrics
@@ -193,7 +193,7 @@ class Completions:
         result = await self._service.whole(done)
         notes_of(scope).tokens = len(result["prompt_ids"]), len(result["ids"])
         if result["stop"] == "cancelled":
-            raise ApiError(503, "the server is ending, and broke the answer off", code="cancelled")
+            raise Ending("the server is ending, and broke the answer off")
         return result
 
 

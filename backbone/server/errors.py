@@ -9,7 +9,7 @@ from kernels.errors import KernelError
 
 from ..chat_template import ChatTemplateError
 from ..errors import BackboneError, ContextFull, UsageError
-from ..scheduler import Busy
+from ..scheduler import Busy, Ending
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
@@ -43,6 +43,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, Busy):
         return ApiError(503, str(error), code="queue_full", retry_after=str(RETRY_AFTER_S))
+    if isinstance(error, Ending):
+        return ApiError(503, str(error), code="cancelled")
     if isinstance(error, ContextFull):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):

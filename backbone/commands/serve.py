@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
             survey=_survey(args),
             url=url_of(host, address[1]),
         )
+        stack.callback(service.renderers.shutdown, wait=False, cancel_futures=True)
         token = secrets.token_urlsafe(32)
         hosts = LOCAL_NAMES | {host.lower()} if is_loopback(host) else None
         app = Guard(make_app(service), token=token, api_key=key, hosts=hosts)

@@ -95,7 +95,7 @@ class Service:
 
     async def whole(self, done: Done) -> Result:
         """An answer's result with its provenance, for which the weights' sha256 may have to be waited for."""
-        await asyncio.to_thread(self.session.digest.result)
+        await asyncio.wrap_future(self.session.digest.future)
         return done.result | {"provenance": await self.ask(self.session.provenance)}
 
     async def ask(self, function: Callable[[], Result]) -> Result:

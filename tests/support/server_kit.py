@@ -89,9 +89,10 @@ def events(response: Any) -> Iterator[Any]:
 
 
 def until(is_so: Any, what: str, seconds: float = 60) -> None:
-    """Ask again and again until something is so. Each question is a round trip to another process."""
+    """Ask again and again until something is so that another process brings about."""
     give_up = time.monotonic() + seconds
     while not is_so():
+        os.sched_yield()
         assert time.monotonic() < give_up, f"not so after {seconds} s: {what}"
 
 
@@ -101,12 +102,13 @@ def environ_of(folder: Path, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *args: str, cache: Path, **more: str) -> Iterator[Server]:
-    """A server on a free port, and none afterwards."""
+def started(folder: Path, *args: str, cache: Path, own_template: bool = False, **more: str) -> Iterator[Server]:
+    """A server on a free port, and none afterwards. `own_template`: chats are rendered by the model's."""
     environ = environ_of(folder, XDG_CACHE_HOME=str(cache), **more)
     (folder / "t.jinja").write_text(TEMPLATE)
     http_flag = () if "--http" in args else ("--http", "127.0.0.1:0")
-    command = [sys.executable, "-m", "backbone", "serve", *http_flag, "--template", "t.jinja", *args]
+    template = () if own_template else ("--template", "t.jinja")
+    command = [sys.executable, "-m", "backbone", "serve", *http_flag, *template, *args]
     stderr = folder / "stderr.txt"
     with stderr.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environ, cwd=folder)
@@ -122,7 +124,7 @@ def started(folder: Path, *args: str, cache: Path, **more: str) -> Iterator[Serv
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *args: str, cache: Path, **more: str) -> Iterator[Server]:
+def serving(folder: Path, *args: str, cache: Path, **more: Any) -> Iterator[Server]:
     """A server that has to end by SIGTERM with exit code 0, no traceback, and no worker and no run file left."""
     with started(folder, *args, cache=cache, **more) as server:
         workers = server.workers()

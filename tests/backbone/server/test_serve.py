@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -179,7 +178,6 @@ def test_who_hangs_up_is_forgotten_at_once(server: Server) -> None:
     assert server.get("/status")["server"]["counts"]["answers"]["cancelled"] == before + 2
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="this machine has no curl")
 def test_curl_streams_and_hangs_up(server: Server) -> None:
     command = ["curl", "-sN", f"{server.url}/v1/completions", "-H", "Content-Type: application/json", "-d"]
     short = subprocess.run(
@@ -223,7 +221,7 @@ def test_a_full_queue_is_told_and_moves_on(tmp_path: Path, cache: Path) -> None:
                 second = pool.submit(ask, server)
                 until(lambda: server.load()["waiting"] == 1, "the second request waits")
                 third = pool.submit(client.completions.create, model="demo", prompt=PROMPT, max_tokens=2)
-                until(lambda: server.stderr.read_text().count(" 503 ") == 2, "the client was refused once")
+                until(lambda: server.stderr.read_text().count(" 503 ") >= 2, "the client was refused once")
             assert second.result(60)[0] == 200
             assert third.result(60).choices[0].finish_reason == "length"
 

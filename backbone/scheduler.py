@@ -109,11 +109,12 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answer_tokens: int = 0
+    refused: int = 0  #: requests for which there was no place
 
     def as_json(self) -> Result:
         """The counts as plain data."""
-        tokens = {name: getattr(self, name) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")}
-        return {"answers": dict(self.answers), **tokens}
+        names = ("prompt_tokens", "cached_tokens", "answer_tokens", "refused")
+        return {"answers": dict(self.answers), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,7 @@ class Scheduler:
         most = self._parallel + self._queue
         with self._lock:
             if self._places >= most:
+                self.counts.refused += 1
                 raise Busy(f"{most} requests are under way or wait; try again later")
             self._places += 1
         try:

@@ -28,6 +28,7 @@ class _Live(Collector):
         for kind in ("prompt", "cached", "answer"):
             tokens.add_metric([kind], counts[f"{kind}_tokens"])
         yield tokens
+        yield CounterMetricFamily(f"{PREFIX}refused", "Requests refused since the queue was full.", counts["refused"])
         yield GaugeMetricFamily(f"{PREFIX}running", "Answers under way.", load["running"])
         yield GaugeMetricFamily(f"{PREFIX}waiting", "Requests that wait for their turn.", load["waiting"])
         yield GaugeMetricFamily(f"{PREFIX}kept_sequences", "Sequences kept for prompts that begin alike.", load["kept"])

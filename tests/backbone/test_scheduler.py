@@ -18,6 +18,7 @@ import pytest
 from backbone.engine import GenerateOptions
 from backbone.errors import BackboneError, ContextFull
 from backbone.sampling import SamplingOptions
+from backbone.schedule import Schedule
 from backbone.scheduler import IDLE_S, Busy, Done, Ending, Event, Failed, Job, Prompted, Scheduler, Text
 from backbone.session import Session, open_session
 from backbone.settings import resolve
@@ -243,6 +244,27 @@ def test_a_prompt_that_begins_like_an_earlier_one_runs_only_the_rest(session: Se
             if prompt == again:
                 assert done.result["logits_sha256"] == expected.logits_sha256
             assert scheduler.call(scheduler.load).result(60).kept <= 2
+
+
+def test_when_its_thread_fails_nobody_waits_forever(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Schedule, "next_step", broken)
+    with running(session) as scheduler:
+        inbox = Inbox(session, "In the")
+        scheduler.submit(inbox.job)
+        failed = inbox.end()
+        assert isinstance(failed, Failed)
+        assert "its log says how" in str(failed.error)
+        until = time.monotonic() + 60
+        while scheduler.is_alive:
+            assert time.monotonic() < until
+        with pytest.raises(Ending):
+            scheduler.submit(inbox.job)
+    assert "a bug" in caplog.text
 
 
 def test_while_there_is_nothing_to_do_nothing_is_done(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,7 @@ def test_a_full_queue_is_told_and_moves_on(tmp_path: Path, cache: Path) -> None:
                 "type": "server_error", "param": None, "code": "queue_full",
             }  # fmt: skip
             assert not second.done()
+            assert b"expertswarm_refused_total 1.0" in server.request("GET", "/metrics")[2]
         assert second.result(60)[1]["choices"][0]["text"] == TEXT[: len(second.result()[1]["choices"][0]["text"])]
         # The real client waits for as long as it is told, and asks again.
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=50) as client:

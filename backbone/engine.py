@@ -50,6 +50,15 @@ class Timing:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassChange:
+    """Experts went over to another numeric class while an answer was made."""
+
+    token: int  #: index in the answer of the first token whose logits are of the new class map
+    before: str  #: digest of the earlier map
+    after: str  #: digest of the new one
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """What came of a prompt. `stop`: eos, limit (-n), length (the context is full), stop (a string) or cancelled."""
@@ -61,6 +70,7 @@ class Answer:
     prompt: Timing = field(default_factory=Timing)
     decode: Timing = field(default_factory=Timing)
     logits_sha256: list[str] = field(default_factory=list)
+    class_changes: list[ClassChange] = field(default_factory=list)
 
 
 class Engine:
@@ -215,6 +225,7 @@ class Turn:
         self.answer.prompt.tokens = len(self.left)
         self._engine, self._options, self._eos_ids = engine, options, tokenizer.eos_ids
         self._stream = _Stream(tokenizer, options, self.answer, on_text)
+        self._changes = _Changes(engine.experts, self.answer)
         self._sampler = Sampler(options.sampling)
         self._started = time.perf_counter()
         self._timing = self.answer.prompt
@@ -232,6 +243,7 @@ class Turn:
         answer, options = self.answer, self._options
         if self._is_full():
             return None
+        self._changes.note()
         token = self._engine.choose(self._sampler, row, self.sequence)
         if options.digest:
             answer.logits_sha256.append(logits_sha256(row))
@@ -252,6 +264,7 @@ class Turn:
     def finish(self) -> None:
         """Once nothing more is run for it: show what was held back, stop its time."""
         self._lap()
+        self._changes.note()
         self._stream.finish()
 
     def _lap(self) -> None:
@@ -269,6 +282,21 @@ class Turn:
         else:
             return False
         return True
+
+
+class _Changes:
+    """Changes of the class map while an answer is made."""
+
+    def __init__(self, experts: ExpertSource, answer: Answer) -> None:
+        self._experts, self._answer = experts, answer
+        self._known = len(experts.class_changes)  #: the earlier ones belong to earlier answers
+
+    def note(self) -> None:
+        """Those that are new hold from the token on that is chosen next."""
+        new = self._experts.class_changes[self._known :]
+        token = len(self._answer.ids)
+        self._answer.class_changes += [ClassChange(token=token, before=c.before, after=c.after) for c in new]
+        self._known += len(new)
 
 
 class _Stream:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
 import zmq
 import zmq.auth.thread
+from zmq.utils import z85
 
 from protocol.frames import MAX_FRAME_BYTES
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_MS = 1000
 SILENCE_MS = 5000  #: after which a connection is given up; a busy machine may hold a peer's thread back for a while
@@ -27,14 +31,23 @@ class Sent(Enum):
     GONE = "gone"  #: there is no such peer any more
 
 
-class _Listed:
-    """The list of keys, asked at each handshake, so that it may change while the swarm runs."""
+Admitted = Callable[[bytes], bool]
 
-    def __init__(self) -> None:
+
+class _Listed:
+    """Who may come in, asked at each handshake in a thread of its own, so that it may change while the swarm runs."""
+
+    def __init__(self, admitted: Admitted) -> None:
         self.keys: set[bytes] = set()
+        self.refused = 0
+        self._admitted = admitted
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return key in self.keys
+        if key in self.keys or self._admitted(key):
+            return True
+        self.refused += 1
+        log.info("a key that is not admitted was refused: %s", z85.decode(key).hex()[:12])
+        return False
 
 
 def new_key_pair() -> tuple[bytes, bytes]:
@@ -44,16 +57,22 @@ def new_key_pair() -> tuple[bytes, bytes]:
 
 
 class Gate:
-    """A ROUTER on one address. Messages come with the sender's public key; routing ids only say where to answer."""
+    """A ROUTER on one address. Messages come with the sender's public key; routing ids only say where to answer.
 
-    def __init__(self, address: str) -> None:
+    `admitted` says of a key whether it may come in, beside those that `admit` lists; it is called from another thread.
+    `keys` are the server's public and secret key; without them it makes new ones. All keys are Z85.
+    """
+
+    def __init__(
+        self, address: str, *, admitted: Admitted = lambda key: False, keys: tuple[bytes, bytes] | None = None
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._listed = _Listed()
+        self._listed = _Listed(admitted)
         self._auth = zmq.auth.thread.ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve_callback(domain=_DOMAIN, credentials_provider=self._listed)
         self._keys: dict[bytes, bytes] = {}  #: route to key; a connection never changes its key
-        self.public_key, secret = new_key_pair()
+        self.public_key, secret = keys or new_key_pair()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = self.public_key, secret
@@ -65,8 +84,14 @@ class Gate:
         self.socket.heartbeat_ivl = HEARTBEAT_MS
         self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS
         self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.ipv6 = "[" in address
         self.socket.bind(address)
         self.endpoint = str(self.socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+
+    @property
+    def refused(self) -> int:
+        """Handshakes that were refused for their key."""
+        return self._listed.refused
 
     def admit(self, key: bytes) -> None:
         """Let a key in from now on."""

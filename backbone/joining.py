@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 
-from protocol.capabilities import ClassInfo, class_refusal
+from protocol.capabilities import wire_refusal
 from protocol.errors import VersionMismatch
 from protocol.frames import DType, Tensor, encode
 from protocol.messages import (
@@ -25,7 +26,7 @@ from protocol.schema import one_line
 
 from .dispatch import Action, Dispatcher
 from .gate import Gate, Sent
-from .placement import Candidate, Plan
+from .placement import Candidate, Plan, class_of_experts
 from .roster import Peer, Roster
 from .weights import SliceServer, expert_bytes
 
@@ -45,11 +46,10 @@ class Joining:
         slices: SliceServer,
         dispatcher: Dispatcher,
         *,
-        numeric_class: ClassInfo,
         on_progress: Progress,
     ) -> None:
         self._gate, self._roster, self._slices, self._dispatcher = gate, roster, slices, dispatcher
-        self._class, self._on_progress = numeric_class, on_progress
+        self._on_progress = on_progress
         self._epoch = 0
 
     # ---- questions
@@ -59,31 +59,37 @@ class Joining:
         return all(peer.calls_route is not None for peer in self._roster)
 
     def all_ready(self) -> bool:
-        """Whether every worker has loaded what it was assigned."""
-        return not any(peer.to_load for peer in self._roster)
+        """Whether every worker that is left has loaded what it was assigned."""
+        return not any(peer.to_load and not peer.is_lost for peer in self._roster)
 
     # ---- what the backbone does
 
     def assign(self, place: Place) -> None:
-        """Give every worker its experts."""
+        """Give every worker its experts. With the plan the class of each expert is fixed."""
         # A copy costs nothing where the file is mapped; one that is sent has to be asked for, by a bound that has room.
         candidates = [
             Candidate(
                 name=p.name,
                 memory_bytes=p.memory_bytes,
                 takes_copies=self._slices.share_path or p.memory_bytes > 0,
+                numeric_class=p.report.numeric_class,
             )
             for p in self._roster
         ]
         plan = place(expert_bytes(self._slices.store), candidates)
         if plan.describe():
             log.warning("%s", plan.describe())
+        self._dispatcher.planned(class_of_experts(plan.holds, candidates))
         for peer in self._roster:
-            peer.holds = {layer: experts for layer, experts in plan.holds.get(peer.name, {}).items() if experts}
-            peer.report.experts = sum(map(len, peer.holds.values()))
+            peer.holds = plan.holds.get(peer.name, {})
             self._send_assignment(peer)
 
     def _send_assignment(self, peer: Peer) -> None:
+        """Assign what the plan gave to a worker, but for what is not, or is no more, of its class."""
+        classes, kind = self._dispatcher.class_map, peer.report.numeric_class
+        mine = {la: tuple(e for e in experts if classes.of(la, e) == kind) for la, experts in peer.holds.items()}
+        peer.holds = {layer: experts for layer, experts in mine.items() if experts}
+        peer.report.experts = sum(map(len, peer.holds.values()))
         self._epoch += 1
         peer.epoch, peer.to_load = self._epoch, set(peer.holds)
         peer.report.state = "loading" if peer.holds else "serving"
@@ -124,7 +130,7 @@ class Joining:
         return self.lose(peer, str(error))
 
     def _on_hello(self, peer: Peer, route: bytes, hello: Hello) -> list[Action]:
-        reason = class_refusal(hello.numeric_class, hello.wire_dtypes, self._class)
+        reason = wire_refusal(hello.wire_dtypes)
         if peer.is_barred:
             reason = "it sent garbage before and is not trusted any more in this run"
         if reason:
@@ -164,16 +170,17 @@ class Joining:
         if peer.to_load:
             return []
         peer.report.state = "serving"
-        return self._dispatcher.joined(peer.name, peer.epoch, peer.holds)
+        kind = peer.report.numeric_class
+        return self._dispatcher.joined(peer.name, kind, peer.epoch, peer.holds, time.monotonic())
 
     def _on_failed(self, peer: Peer, failed: Failed) -> list[Action]:
         if failed.seq:
-            return self._dispatcher.refused(peer.name, failed.seq, failed.reason)
+            return self._dispatcher.refused(peer.name, failed.seq, failed.reason, time.monotonic())
         return self.lose(peer, f"it cannot load its experts: {failed.reason}")
 
     def lose(self, peer: Peer, reason: str, *, is_trusted: bool = True) -> list[Action]:
         """A worker is not to be used, whether calls had begun or not."""
-        actions = self._dispatcher.lost(peer.name, reason, is_trusted=is_trusted)
+        actions = self._dispatcher.lost(peer.name, reason, time.monotonic(), is_trusted=is_trusted)
         if not actions and not peer.is_lost:
             peer.fail(reason, is_trusted=is_trusted)
             log.warning("worker %s is lost: %s", peer.name, reason)

@@ -1,9 +1,9 @@
-"""Which worker holds which expert: a pure function of sizes and budgets. Covers first, then balances every layer."""
+"""Which worker holds which expert: a pure function of sizes, budgets, classes. Covers first, balances every layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -13,7 +13,8 @@ class Candidate:
 
     name: str
     memory_bytes: int  #: for experts; 0: no bound of its own
-    takes_copies: bool = False  #: may hold experts that others hold too, as far as its memory goes
+    takes_copies: bool = False  #: may hold experts that others of its class hold too, as far as its memory goes
+    numeric_class: str = ""  #: of its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
     """Place every expert once, then copies. `expert_bytes`: layer to bytes of each expert.
 
     Each worker gets an equal share of every layer, or where its memory is too small for that, a smaller one of every
-    layer, so that no layer has to wait for one worker alone. Who takes copies gets them, alike in all layers, with what
-    memory is left: of several holders the least loaded one is asked. The result depends on nothing else: the same
-    inputs give the same plan.
+    layer, so that no layer has to wait for one worker alone. That fixes the class of each expert. Who takes copies gets
+    them, of experts of its class and alike in all layers, with what memory is left: of several holders the least loaded
+    one is asked. The result depends on nothing else: the same inputs give the same plan.
     """
     total = sum(map(sum, expert_bytes.values()))
     room = {c.name: c.memory_bytes or total for c in candidates}
@@ -69,9 +70,11 @@ def place(expert_bytes: Mapping[int, Sequence[int]], candidates: Sequence[Candid
         if able:
             left.remove((layer, expert))
             _give(max(able, key=room.__getitem__), layer, expert, size, holds, room, owed)
+    classes = class_of_experts(holds, candidates)
     for candidate in candidates:
         if candidate.takes_copies:
-            _copy(candidate.name, expert_bytes, holds, room, owed)
+            mine = [key for key, kind in classes.items() if kind == candidate.numeric_class]
+            _copy(candidate.name, mine, expert_bytes, holds, room, owed)
     return _plan(holds, left, expert_bytes, candidates)
 
 
@@ -90,18 +93,31 @@ def _below_their_part(
     return able
 
 
+def class_of_experts(
+    holds: Mapping[str, Mapping[int, Sequence[int]]], candidates: Sequence[Candidate]
+) -> dict[tuple[int, int], str]:
+    """The numeric class of each (layer, expert) that is held by a worker: that of the first candidate that does."""
+    found: dict[tuple[int, int], str] = {}
+    for candidate in candidates:
+        for layer, experts in holds.get(candidate.name, {}).items():
+            for expert in experts:
+                found.setdefault((layer, expert), candidate.numeric_class)
+    return found
+
+
 def _copy(
     name: str,
+    may_hold: Collection[tuple[int, int]],
     expert_bytes: Mapping[int, Sequence[int]],
     holds: dict[str, dict[int, list[int]]],
     room: dict[str, int],
     owed: dict[str, float],
 ) -> None:
-    """Fill a worker's memory with experts that it does not hold, one of each layer in turn."""
-    waiting = {
-        layer: [e for e in range(len(sizes)) if e not in frozenset(holds[name].get(layer, ()))]
-        for layer, sizes in expert_bytes.items()
-    }
+    """Fill a worker's memory with experts that it may hold and does not, one of each layer in turn."""
+    waiting: dict[int, list[int]] = {layer: [] for layer in expert_bytes}
+    held = {(layer, expert) for layer, experts in holds[name].items() for expert in experts}
+    for layer, expert in sorted(set(may_hold) - held):
+        waiting[layer].append(expert)
     while waiting:
         for layer in list(waiting):
             if not waiting[layer] or room[name] < expert_bytes[layer][waiting[layer][0]]:

@@ -64,6 +64,7 @@ def as_json(session: Session, answer: Answer, before: Before | None = None) -> R
         },
         "workers": [_worker(w, before) for w in session.workers()],
         "computed_locally": None if done is None else done - before.computed_locally,
+        "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
     }
     if answer.logits_sha256:
         result["logits_sha256"] = answer.logits_sha256
@@ -103,7 +104,15 @@ def summary(result: Result) -> str:
         f"{_rate(decode)}; stopped: {STOPS[result['stop']]}"
     )
     lines = worker_lines(result["workers"], result["computed_locally"])
-    return "\n".join([*lines, speed, provenance_line(result["provenance"])])
+    return "\n".join([*lines, speed, *change_lines(result), provenance_line(result["provenance"])])
+
+
+def change_lines(result: Result) -> list[str]:
+    """From which token on an answer is of another class map."""
+    return [
+        f"numeric class changed at token {change['token']}: class map {change['to'][:12]}, before {change['from'][:12]}"
+        for change in result["class_changed_at"] or []
+    ]
 
 
 def _rate(timing: Result) -> str:

@@ -50,8 +50,12 @@ class Peer:
         return self.report.state == "lost"
 
     def fail(self, reason: str, *, is_trusted: bool) -> None:
-        """Note that the worker failed."""
+        """The worker is lost."""
         self.report.state = "lost"
+        self.note(reason, is_trusted=is_trusted)
+
+    def note(self, reason: str, *, is_trusted: bool) -> None:
+        """The worker failed, and may be back by now."""
         self.report.failures.append(reason)
         self.is_barred = self.is_barred or not is_trusted
 
@@ -75,15 +79,6 @@ class Roster:
     def of_key(self, key: bytes) -> Peer | None:
         """Whose key this is."""
         return self._by_key.get(key)
-
-    def classes(self) -> dict[tuple[int, int], str]:
-        """The numeric class of whoever was given each (layer, expert), as planned: a loss changes nothing."""
-        return {
-            (layer, expert): peer.report.numeric_class
-            for peer in self
-            for layer, experts in peer.holds.items()
-            for expert in experts
-        }
 
     def named(self, name: str) -> Peer:
         """The worker of this name."""

@@ -6,16 +6,12 @@ What it says is checked by whoever uses it: a server that was killed leaves its 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from .discovery import home_folder
-
-MAX_BYTES = 1 << 16
+from protocol.private_file import FileDamaged, read_private, state_folder, write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +25,14 @@ class RunFile:
     model: str
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where running processes leave what others have to know."""
-    return Path(environ.get("XDG_STATE_HOME") or home_folder(environ) / ".local" / "state") / "expertswarm"
-
-
 def path_of(environ: Mapping[str, str] = os.environ) -> Path:
     """The run file."""
-    return state_folder(environ) / "run.json"
+    return state_folder(environ, "backbone").with_name("run.json")
 
 
-def write(run: RunFile, environ: Mapping[str, str] = os.environ) -> Path:
+def write(run: RunFile, environ: Mapping[str, str] = os.environ) -> None:
     """Leave word of a server, in place of any earlier one. OSError when that cannot be done."""
-    path = path_of(environ)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # For its user alone from the beginning; readers see the old file or the new one, never half of one.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="run-", delete=False) as file:
-        json.dump(asdict(run), file)
-    Path(file.name).replace(path)
-    return path
+    write_private(path_of(environ), asdict(run))
 
 
 def remove(run: RunFile, environ: Mapping[str, str] = os.environ) -> None:
@@ -60,15 +45,14 @@ def remove(run: RunFile, environ: Mapping[str, str] = os.environ) -> None:
 def read(environ: Mapping[str, str] = os.environ) -> RunFile | None:
     """What the file says; None when there is none, it is not this user's alone, or it is no run file."""
     try:
-        with path_of(environ).open("rb") as file:
-            stat = os.fstat(file.fileno())
-            if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
-                return None
-            found = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+        stat = path_of(environ).stat()
+        if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
+            return None
+        found = read_private(path_of(environ))
+    except (OSError, FileDamaged):
         return None
     kinds = {field.name: int if field.name in ("port", "pid") else str for field in fields(RunFile)}
-    if not isinstance(found, dict) or found.keys() != kinds.keys():
+    if found is None or found.keys() != kinds.keys():
         return None
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
         return None

@@ -137,6 +137,7 @@ class Scheduler:
         self._schedule = Schedule[Job](parallel)
         self._underway: dict[Job, _Underway] = {}
         self._kept: list[Sequence] = []  #: of ended answers, the oldest first
+        self._changes = 0  #: of the class map, before all that is kept
         self._inbox = deque[Callable[[], None]]()
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -285,6 +286,10 @@ class Scheduler:
 
     def _kept_for(self, prompt_ids: list[int]) -> Sequence | None:
         """A kept sequence that saves a good part of a prompt; sequences that are kept and in use are never too many."""
+        changes = len(self._session.engine.experts.class_changes)
+        if changes != self._changes:  # what was kept is of an earlier class map
+            self._kept.clear()
+            self._changes = changes
         shared = [common_prefix(sequence.tokens, prompt_ids) for sequence in self._kept]
         best = max(range(len(shared)), key=shared.__getitem__, default=None)
         if best is not None and shared[best] * 4 >= len(prompt_ids):
@@ -360,6 +365,8 @@ class Scheduler:
         counts.cached_tokens += under.cached
         counts.answer_tokens += answer.decode.tokens
         self._forget(under)
+        if under.turn.sequence.tokens and not answer.class_changes:
+            self._kept.append(under.turn.sequence)
         under.job.emit(Done(as_json(self._session, answer, under.before), under.cached))
 
     def _cancel_all(self) -> None:
@@ -387,5 +394,3 @@ class Scheduler:
     def _forget(self, under: _Underway) -> None:
         del self._underway[under.job]
         self._schedule.remove(under.job)
-        if under.turn.sequence.tokens:
-            self._kept.append(under.turn.sequence)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from kernels.errors import BackendUnavailable
 from kernels.interface import DenseBackend, Options
 from kernels.registry import make_backend
 
+from .class_map import ClassMap
 from .discovery import DEMO, resolve_model
 from .engine import Engine
 from .errors import UsageError
 from .experts import ExpertSource
 from .local_workers import WorkerSpec, parse_workers
 from .model import Model, load_model
-from .provenance import WeightsDigest, class_map_digest, engine_sha256, engine_version
+from .provenance import WeightsDigest, engine_sha256, engine_version
 from .settings import Settings
 from .swarm import Swarm, WorkerReport
 from .terminal import ProgressLine
@@ -59,22 +60,28 @@ class Session:
 
     def provenance(self) -> dict[str, Any]:
         """Which weights, definition, engine and classes an answer came of. Waits for the weights' sha256."""
-        ours = str(self.model.backend.numeric_class)
-        held = self.swarm.classes() if self.swarm is not None else {}
-        classes = {
-            layer: [held.get((layer, e), ours) for e in range(self.model.expert_count(layer))]
-            for layer in self.model.expert_tensors
-        }
-        definition, cache = self.model.definition, self.settings.kv_cache
-        dense = ours if cache == "f32" else f"{ours} kv-{cache}"
+        definition, classes = self.model.definition, self.class_map()
         return {
             "model": str(self.model.path),
             "weights": self.digest.result(),
             "archdef": {"name": definition.name, "origin": definition.origin, "sha256": definition.sha256},
             "engine": {"version": engine_version(), "sha256": engine_sha256()},
-            "backbone_class": dense,
-            "class_map": class_map_digest(dense, classes),
+            "backbone_class": classes.dense,
+            "class_map": classes.digest,
         }
+
+    def class_map(self) -> ClassMap:
+        """Which numeric class computes which expert, as it is now."""
+        if self.swarm is not None:
+            return self.swarm.class_map
+        counts = {layer: self.model.expert_count(layer) for layer in self.model.expert_tensors}
+        return ClassMap.of_backbone(str(self.model.numeric_class), counts, dense_class(self.model, self.settings))
+
+
+def dense_class(model: Model, settings: Settings) -> str:
+    """The class of what the backbone computes beside experts: with it goes how keys and values are kept."""
+    cache = settings.kv_cache
+    return str(model.numeric_class) if cache == "f32" else f"{model.numeric_class} kv-{cache}"
 
 
 def open_library(settings: Settings) -> Library:
@@ -93,8 +100,12 @@ def _options(settings: Settings) -> Options:
 
 def open_backend(name: str, settings: Settings) -> DenseBackend:
     """A backend by name, with the settings' options. UsageError says why it cannot be had."""
+    return _open_backend(name, _options(settings))
+
+
+def _open_backend(name: str, options: Options) -> DenseBackend:
     try:
-        return make_backend(name, _options(settings))
+        return make_backend(name, options)
     except BackendUnavailable as error:
         raise UsageError(str(error)) from None
 
@@ -106,7 +117,8 @@ def open_session(settings: Settings) -> Iterator[Session]:
     backend = open_backend(settings.backend, settings)
     workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), backend.name)
     for name in set(workers) - {backend.name}:
-        open_backend(name, settings)  # said here, once, rather than by a worker that cannot start
+        # Said here, once, rather than by a worker that cannot start. Keys and values are no matter of workers.
+        _open_backend(name, replace(_options(settings), kv_cache="f32"))
     model = load_model(path, open_library(settings), backend)
     for warning in model.warnings:
         log.warning("%s", warning)
@@ -142,7 +154,8 @@ def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
         for name in workers
     ]
     try:
-        return Swarm(model, specs, local=model.local_experts, on_progress=progress.show)
+        dense = dense_class(model, settings)
+        return Swarm(model, specs, local=model.local_experts, dense_class=dense, on_progress=progress.show)
     finally:
         progress.clear()
 

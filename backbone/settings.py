@@ -18,6 +18,7 @@ from kernels.registry import ACTIVATION_DTYPES, CACHE_DTYPES
 from protocol.sizes import parse_size
 
 from .errors import UsageError
+from .listening import DEFAULT_LISTEN
 
 PREFIX = "EXPERTSWARM_"
 MAX_DOTENV_BYTES = 1 << 20
@@ -134,6 +135,22 @@ KNOBS: tuple[Knob, ...] = (
         most=1 << 60,
         metavar="SIZE",
         help="what each local worker may hold, such as 800M or 2GiB; copies fill what is left (0: no bound)",
+    ),
+    Knob(
+        name="listen",
+        flags=("--listen",),
+        kind=str,
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="where the swarm takes workers from other machines, such as 0.0.0.0:7610; loopback is this machine alone",
+    ),
+    Knob(
+        name="advertise",
+        flags=("--advertise",),
+        kind=str,
+        default="",
+        metavar="HOST",
+        help="by what host workers reach this machine, where it cannot know (default: the one it listens at)",
     ),
     Knob(
         name="context",

@@ -1,7 +1,7 @@
 """The swarm as an `ExpertSource`: the socket shell around dispatch. The thread that runs a step owns all of it.
 
 One message to each touched worker a layer, rows put straight where they belong. What nobody else computes is computed
-here, so that an answer never depends on who is alive.
+here: an answer is never lost, and where that is another numeric class, it is told (`class_changes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from protocol.messages import Drain, Rows, Run
 from protocol.schema import one_line
 
 from .batch import Batch
-from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, ReportDropped, ReportLost, Send
+from .class_map import ClassMap, MapChange
+from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, NewMap, ReportDropped, ReportLost, Send
 from .errors import BackboneError
 from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
@@ -52,7 +53,7 @@ class LocalRows(Protocol):
 
 
 class Model(ExpertStore, Protocol):
-    """A bound model: its experts, and the backend whose class workers have to be of."""
+    """A bound model: its experts, and the class in which the backbone computes them itself."""
 
     @property
     def numeric_class(self) -> NumericClass:
@@ -73,6 +74,7 @@ class _Open:
 class Swarm:
     """Local workers over an encrypted socket. A context manager: leaving it ends every worker.
 
+    `dense_class` is that of all but the experts, where it says more than the class of the backbone's own rows.
     `placement`, `deadline_s`, `join_timeout_s` and `command` (another program in the worker's place) are for tests.
     """
 
@@ -84,6 +86,7 @@ class Swarm:
         specs: Sequence[WorkerSpec],
         *,
         local: LocalRows,
+        dense_class: str = "",
         share_path: bool = True,
         placement: Place = place,
         deadline_s: float = CALL_DEADLINE_S,
@@ -92,21 +95,19 @@ class Swarm:
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
         self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
-        self._dispatcher = Dispatcher(deadline_s=deadline_s)
+        numeric = model.numeric_class
+        own = str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
+        counts = {layer: model.expert_count(layer) for layer in model.expert_tensors}
+        self._dispatcher = Dispatcher(ClassMap.of_backbone(own, counts, dense_class), deadline_s=deadline_s)
         self._roster = Roster()
         self._open: dict[int, _Open] = {}
         self._ticket = 0
         self.busiest_ns = 0
         self.local_calls = 0  #: calls computed here because no worker did
+        self.class_changes: list[MapChange] = []
         self._gate = Gate("tcp://127.0.0.1:*")
-        numeric = model.numeric_class
         self._joining = Joining(
-            self._gate,
-            self._roster,
-            SliceServer(model, share_path),
-            self._dispatcher,
-            numeric_class=ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations),
-            on_progress=on_progress,
+            self._gate, self._roster, SliceServer(model, share_path), self._dispatcher, on_progress=on_progress
         )
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
@@ -115,7 +116,8 @@ class Swarm:
                 self._start(f"local-{number}", spec, share_path, command)
             self._wait_until(self._joining.all_greeted, "said hello")
             self._joining.assign(placement)
-            self._wait_until(self._joining.all_ready, "loaded its experts")
+            # Who cannot hold its experts is told of and done without: they are computed elsewhere.
+            self._wait_until(self._joining.all_ready, "loaded its experts", is_needed=False)
         except BaseException:
             self.close()
             raise
@@ -182,9 +184,10 @@ class Swarm:
         """Process ids of the workers, in the order of their start."""
         return [peer.worker.pid for peer in self._roster]
 
-    def classes(self) -> dict[tuple[int, int], str]:
-        """The numeric class of each (layer, expert) that was given to a worker."""
-        return self._roster.classes()
+    @property
+    def class_map(self) -> ClassMap:
+        """Which numeric class computes which expert, as it is now."""
+        return self._dispatcher.class_map
 
     @property
     def dropped(self) -> int:
@@ -218,16 +221,16 @@ class Swarm:
         if worker.pidfd is not None:
             self._poller.register(worker.pidfd, zmq.POLLIN)
 
-    def _wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, is_so: Callable[[], bool], what: str, *, is_needed: bool = True) -> None:
         give_up = time.monotonic() + self._join_timeout_s
         while not is_so():
             if self._pump(PATIENCE_MS):
                 give_up = time.monotonic() + self._join_timeout_s
             for peer in self._roster:
-                if peer.is_lost:
+                if peer.is_lost and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
             if time.monotonic() > give_up:
-                peer = next(p for p in self._roster if p.calls_route is None or p.to_load)
+                peer = next(p for p in self._roster if not p.is_lost and (p.calls_route is None or p.to_load))
                 words = f"; its last words: {line}" if (line := peer.worker.last_line()) else ""
                 raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 
@@ -287,7 +290,7 @@ class Swarm:
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         rows = np.frombuffer(tensor.data, "<f4")
         actions = self._dispatcher.answered(
-            peer.name, message.seq, message.epoch, tensor.shape, is_finite=is_finite(rows)
+            peer.name, message.seq, message.epoch, tensor.shape, time.monotonic(), is_finite=is_finite(rows)
         )
         if actions and isinstance(actions[0], Fill):
             call = actions[0].call
@@ -315,6 +318,8 @@ class Swarm:
                 self._open[action.ticket].is_complete = True
             elif isinstance(action, ReportLost):
                 self._on_lost(action)
+            elif isinstance(action, NewMap):
+                self._on_new_map(action)
             elif isinstance(action, ReportDropped):
                 self._roster.dropped += 1
                 log.debug("worker %s: dropped %s", action.worker, action.reason)
@@ -331,9 +336,9 @@ class Swarm:
         sent = Sent.GONE if route is None else self._gate.send(route, frames, copy=copy)
         if sent is Sent.FULL:
             log.warning("worker %s is stalled: it takes no more messages", call.worker)
-            self._act(self._dispatcher.unsent(call.seq))
+            self._act(self._dispatcher.unsent(call.seq, time.monotonic()))
         elif sent is Sent.GONE:
-            self._act(self._dispatcher.lost(call.worker, "its connection is gone"))
+            self._act(self._dispatcher.lost(call.worker, "its connection is gone", time.monotonic()))
 
     def _compute(self, ticket: int, held: _Open) -> None:
         """Compute one expert of a ticket's todo here."""
@@ -344,5 +349,17 @@ class Swarm:
 
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)
-        peer.fail(lost.reason, is_trusted=lost.is_trusted)
-        log.warning("worker %s is lost: %s; its calls are computed here", lost.worker, lost.reason)
+        failed = peer.fail if lost.epoch == peer.epoch else peer.note
+        failed(lost.reason, is_trusted=lost.is_trusted)
+        log.warning("worker %s is lost: %s; its calls go to others, or are computed here", lost.worker, lost.reason)
+
+    def _on_new_map(self, new: NewMap) -> None:
+        change = MapChange(new.before.digest, new.after.digest)
+        self.class_changes.append(change)
+        log.warning(
+            "the numeric class changed: %d experts are computed here from now on, as %s; class map %s, before %s",
+            len(new.experts),
+            new.after.own,
+            change.after[:12],
+            change.before[:12],
+        )

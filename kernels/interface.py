@@ -99,6 +99,10 @@ class Backend(Protocol):
     def threads(self) -> int:
         """Threads that compute."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Most bytes of experts that its hardware can hold; 0 where that is this machine's own memory."""
+
     def load(self, experts: Mapping[int, ExpertWeights]) -> ExpertBank:
         """Experts of one layer by id, all of the same shape and activation. KernelError when they are not."""
 

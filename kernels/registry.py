@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from .errors import BackendUnavailable
-from .interface import DenseBackend, Options
+from .interface import Backend, DenseBackend, Options
 
 #: What `Options.activations` may be; not every backend computes with each.
 ACTIVATION_DTYPES = ("f32", "i16")
@@ -35,7 +35,26 @@ def _native(options: Options) -> DenseBackend:
     return NativeBackend(options)
 
 
-BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {"native": _native, "numpy": _numpy}
+def _opencl(options: Options) -> DenseBackend:
+    from .device.backend import DeviceBackend  # imported here: drivers are heavy, and may not be there
+    from .device.opencl_devices import open_device
+
+    return DeviceBackend("opencl", open_device(), options)
+
+
+def _cuda(options: Options) -> DenseBackend:
+    from .device.backend import DeviceBackend
+    from .device.cuda import open_device
+
+    return DeviceBackend("cuda", open_device(), options)
+
+
+BACKENDS: Mapping[str, Callable[[Options], DenseBackend]] = {
+    "native": _native,
+    "numpy": _numpy,
+    "opencl": _opencl,
+    "cuda": _cuda,
+}
 
 
 AUTO = "auto"  #: native where it works, else numpy
@@ -66,6 +85,17 @@ def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BACKENDS)}"
         raise BackendUnavailable(f"no backend {name!r}; {hint}")
     return BACKENDS[name](options)
+
+
+def stand_in(backend: Backend) -> Backend | None:
+    """A backend on the CPU with a device's bits, for what the device cannot do; None where there is none."""
+    if backend.name in ("native", "numpy"):
+        return None
+    try:
+        cpu = make_backend("native")
+    except BackendUnavailable:
+        return None
+    return cpu if cpu.numeric_class == backend.numeric_class else None
 
 
 def probe() -> dict[str, str | None]:

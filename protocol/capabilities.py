@@ -20,13 +20,8 @@ class ClassInfo:
         return f"{self.name}/{self.activations}/{self.accumulation}"
 
 
-def class_refusal(theirs: ClassInfo, wire_dtypes: tuple[str, ...], ours: ClassInfo) -> str:
-    """Why a worker's rows cannot stand in for the backbone's own, in one line; empty when they can.
-
-    Whoever may take over a dead worker's calls has to be of its class, and for now that is the backbone alone.
-    """
-    if theirs != ours:
-        return f"its numeric class is {theirs}, the backbone's is {ours}: the bits would differ"
+def wire_refusal(wire_dtypes: tuple[str, ...]) -> str:
+    """Why a worker's rows cannot cross the wire, in one line; empty when they can. Any numeric class is welcome."""
     if not set(wire_dtypes) & set(WIRE_DTYPES):
         return f"it sends rows as {', '.join(wire_dtypes) or 'nothing'}; the backbone takes {', '.join(WIRE_DTYPES)}"
     return ""

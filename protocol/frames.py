@@ -22,6 +22,7 @@ from .messages import (
     MAX_WIDTH,
     Attach,
     Chunk,
+    Enrol,
     Hello,
     Message,
     Rows,
@@ -76,6 +77,7 @@ _TENSORS: Mapping[type[Any], tuple[_Rule, ...]] = {
 }
 _TO_BACKBONE: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToBackbone)}
 _TO_WORKER: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToWorker)}
+_GREETINGS = {Hello, Attach, Enrol}  #: they begin with the version
 _KEYS = {"kind", "fields", "tensors"}
 
 
@@ -104,7 +106,7 @@ def _decode(frames: Sequence[Any], kinds: Mapping[str, type[Any]]) -> tuple[Any,
     kind = kinds.get(header["kind"]) if type(header["kind"]) is str else None
     if kind is None:
         raise ProtocolError(f"unknown message {one_line(header['kind'], 64)!r}")
-    if kind is Hello or kind is Attach:
+    if kind in _GREETINGS:
         _check_version(header["fields"])
     message = from_wire(kind, header["fields"])
     return message, _tensors(kind, header["tensors"], frames)

@@ -1,7 +1,8 @@
 """Every message there is: a closed set for each direction. None carries a router's matrix or its scores.
 
 A life: Hello, Welcome, Assign, (Fetch, Chunk)*, Ready, (Run, Rows | Failed)*, Drain, Goodbye. The connection for
-weights starts with Attach and carries only Fetch and Chunk.
+weights starts with Attach and carries only Fetch and Chunk. Before all that, over a connection of an invite's key:
+Enrol, Enrolled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ MAX_SLICE_BYTES = 1 << 40
 CHUNK_BYTES = 256 * 1024
 CHUNKS_IN_FLIGHT = 4  #: asked for by a worker at once, so that weights never stand in front of a token
 SHA_BYTES = 32
+KEY_BYTES = 32
+MAX_NAME = 64
 
 
 # ---- worker to backbone
@@ -44,6 +47,15 @@ class Attach:
     """First message of the connection for weights, of a key that says Hello on the other."""
 
     protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enrol:
+    """The only message that an invite's key may send: the key that the worker will come with from now on."""
+
+    protocol: int
+    public_key: bytes = exactly(KEY_BYTES)  #: CURVE, raw
+    name: str = bounded(MAX_NAME)  #: that it would like to have; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,14 @@ class Welcome:
     """The worker is accepted, under this name."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """The worker's key may come in from now on, under this name. What is not accepted is Refused."""
+
+    server_key: bytes = exactly(KEY_BYTES)  #: the backbone's, by which the worker knows it again
+    name: str = bounded(MAX_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +172,6 @@ class Drain:
     reason: str
 
 
-ToBackbone = Hello | Attach | Fetch | Ready | Rows | Failed | Goodbye
-ToWorker = Welcome | Refused | Assign | Chunk | Run | Drain
+ToBackbone = Hello | Attach | Enrol | Fetch | Ready | Rows | Failed | Goodbye
+ToWorker = Welcome | Enrolled | Refused | Assign | Chunk | Run | Drain
 Message = ToBackbone | ToWorker

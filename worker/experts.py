@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import chain, islice
 
 from kernels.errors import GGUFError
 from kernels.formats import GGMLType, row_bytes
@@ -18,10 +13,12 @@ from kernels.matrix import Matrix
 from kernels.reference import ACTIVATIONS
 from protocol.messages import Assign, Slice
 
+from .arrivals import Arrivals, Checked, Result
+from .cache import SliceCache
 from .compute import Layer
 from .errors import WorkerError
+from .mapping import U8
 
-U8 = NDArray[np.uint8]
 PARTS = ("gate", "up", "down")
 BIASES = ("gate_bias", "up_bias", "down_bias")
 
@@ -37,58 +34,93 @@ def slice_bytes(piece: Slice) -> int:
         raise WorkerError(f"{where}: {error}") from None
 
 
-@dataclass(slots=True)
-class _Arriving:
-    """A slice on its way: its first `done` bytes are here and hashed."""
-
-    data: U8
-    done: int = 0
-    sha256: Any = field(default_factory=hashlib.sha256)
-
-
 class ExpertStore:
-    """Experts by layer, and slices by sha256, each kept once however many experts have it."""
+    """Experts by layer, and slices by sha256, each kept once however many experts have it.
 
-    def __init__(self, backend: Backend, file: GGUFFile | None = None) -> None:
-        self._backend, self._file = backend, file
+    A slice that has a sha256 is taken from wherever these bytes are found: this machine's copy of the model file, the
+    cache, the wire. One without is a part of the file, which the backbone on this machine shares.
+    """
+
+    def __init__(self, backend: Backend, file: GGUFFile | None = None, cache: SliceCache | None = None) -> None:
+        self._backend, self._file, self._cache = backend, file, cache
         self._layers: dict[int, Layer] = {}
         self._slices: dict[bytes, U8] = {}
-        self._arriving: dict[bytes, _Arriving] = {}
+        self._arrivals = Arrivals(cache)
+        self._other = set[bytes]()  #: slices that the file here does not hold where their tensors are
+        self.wake = self._arrivals.wake  #: readable when `results` has something
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slices that came over the wire and are kept."""
-        return sum(len(data) for data in self._slices.values()) + sum(len(a.data) for a in self._arriving.values())
+        """Bytes of all slices that are here or on their way."""
+        return sum(len(data) for data in self._slices.values()) + self._arrivals.nbytes
 
-    def keep(self, slices: Collection[bytes], without: int) -> None:
-        """Let go of a layer's experts and of all slices but these."""
-        self._layers.pop(without, None)
+    def close(self) -> None:
+        """Let go of everything."""
+        self._arrivals.close()
+
+    def cached(self, most: int) -> tuple[bytes, ...]:
+        """Slices that need not be sent, at most so many: those held here, then the cache's, the one used last first."""
+        on_disk = self._cache.newest() if self._cache is not None else ()
+        return tuple(islice(dict.fromkeys(chain(self._slices, on_disk)), most))
+
+    def keep(self, slices: Collection[bytes], without: int | None) -> None:
+        """Let go of all slices but these, and of a layer's experts where one is named."""
+        if without is not None:
+            self._layers.pop(without, None)
         self._slices = {sha256: data for sha256, data in self._slices.items() if sha256 in slices}
-        self._arriving = {sha256: arriving for sha256, arriving in self._arriving.items() if sha256 in slices}
+        self._arrivals.keep(slices)
+        if self._cache is not None:
+            self._cache.release(slices)
 
-    def add_chunk(self, sha256: bytes, size: int, offset: int, data: U8) -> bool | None:
-        """Put a chunk behind the bytes that are here of a slice. None: more to come; else whether its sha256 is right.
+    # ---- slices
+
+    def here(self, piece: Slice, size: int) -> int:
+        """Bytes of a slice that are on this machine: all, the beginning, or none. All of them have yet to be hashed."""
+        if piece.sha256 in self._slices or self._in_file(piece, size) is not None:
+            return size
+        if coming := self._arrivals.here(piece.sha256):
+            return coming
+        return 0 if self._cache is None else self._cache.here(piece.sha256, size)
+
+    def check(self, piece: Slice, size: int) -> None:
+        """Hash a slice that is all here; `results` tells."""
+        if (held := self._slices.get(piece.sha256)) is not None:
+            self._arrivals.tell(Checked(piece.sha256, held))
+        elif (data := self._in_file(piece, size)) is not None:
+            self._other.add(piece.sha256)  # until it is found right
+            self._arrivals.check(piece.sha256, data)
+        elif self._arrivals.here(piece.sha256) == size:
+            return  # its last chunk came, and its result will
+        elif self._cache is not None and (data := self._cache.open(piece.sha256, size)) is not None:
+            self._arrivals.check(piece.sha256, data)
+        else:
+            self._arrivals.tell(Checked(piece.sha256, None))
+
+    def add_chunk(self, sha256: bytes, size: int, offset: int, data: U8) -> None:
+        """Put a chunk behind the bytes that are here of a slice; `results` tells when it was, and of the whole slice.
 
         WorkerError when it is not the next one, or there is no memory for the slice.
         """
-        try:
-            arriving = self._arriving.get(sha256) or _Arriving(np.empty(size, np.uint8))
-        except MemoryError:
-            raise WorkerError(f"no memory for a slice of {size} bytes; give this worker less with --memory") from None
-        if offset != arriving.done or offset + len(data) > size:
-            raise WorkerError(f"a chunk of {len(data)} bytes at {offset}; {arriving.done} of {size} are here")
-        self._arriving[sha256] = arriving
-        arriving.data[offset : offset + len(data)] = data
-        arriving.sha256.update(data)
-        arriving.done += len(data)
-        if arriving.done < size:
+        self._arrivals.add(sha256, size, offset, data)
+
+    def results(self) -> list[Result]:
+        """What became of chunks and checks since the last call."""
+        found = self._arrivals.results()
+        for result in found:
+            if isinstance(result, Checked) and result.data is not None:
+                self._slices[result.sha256] = result.data
+                self._other.discard(result.sha256)
+            elif isinstance(result, Checked) and self._cache is not None:
+                self._cache.remove(result.sha256)
+        return found
+
+    def _in_file(self, piece: Slice, size: int) -> U8 | None:
+        """Where the file here has a slice's tensor, its bytes; they may be another model's."""
+        info = self._file.tensors.get(piece.tensor) if self._file is not None else None
+        if self._file is None or info is None or int(info.type) != piece.type_id or piece.sha256 in self._other:
             return None
-        del self._arriving[sha256]
-        if arriving.sha256.digest() != sha256:
-            return False
-        arriving.data.flags.writeable = False
-        self._slices[sha256] = arriving.data
-        return True
+        data = self._file.data(piece.tensor)
+        return data[piece.expert * size : (piece.expert + 1) * size] if (piece.expert + 1) * size <= len(data) else None
 
     def load(self, assign: Assign) -> None:
         """Put a layer's experts together of slices that are here. WorkerError when they do not make experts."""
@@ -120,7 +152,7 @@ class ExpertStore:
         return Matrix.of(GGMLType(piece.type_id), piece.rows, piece.cols, self._bytes(piece))
 
     def _bytes(self, piece: Slice) -> U8:
-        if self._file is None:
+        if piece.sha256 or self._file is None:
             return self._slices[piece.sha256]
         info = self._file.tensors.get(piece.tensor)
         if info is None or int(info.type) != piece.type_id:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,58 +24,122 @@ from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refus
 from protocol.schema import one_line
 
 from . import state as does
+from .arrivals import Stored
+from .cache import SliceCache
 from .connection import Connection
-from .errors import WorkerError
+from .errors import Break, LinkBroken, WorkerError
 from .experts import ExpertStore, slice_bytes
 from .progress import ProgressBar
 from .session import Session
 from .state import Action, Phase, WorkerState
+from .stopping import Stop
 
 log = logging.getLogger(__name__)
 
 TICK_MS = 1000
 
 
-class Runtime:
-    """One worker's life, from connecting to leaving."""
+MOST_CACHED = 1 << 14  #: slices that HELLO may name
 
-    def __init__(self, session: Session, backend: Backend, *, build: str) -> None:
-        self._backend, self._build = backend, build
+
+class Runtime:
+    """One worker's life, from connecting to leaving; a joined worker's has many sessions.
+
+    A joined worker takes no slice on trust: it wants the sha256 of each, also where it has a model file.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        backend: Backend,
+        *,
+        build: str,
+        cache: SliceCache | None = None,
+        is_joined: bool = False,
+        stop: Stop | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._session, self._backend, self._build, self._stop, self._say = session, backend, build, stop, say
         path = session.model_path
         self._file = open_gguf(path) if path else None
-        self._store = ExpertStore(backend, self._file)
-        self._state = WorkerState(memory_bytes=session.memory_bytes, has_file=path is not None)
+        self._store = ExpertStore(backend, self._file, cache)
+        bounds = [bound for bound in (session.memory_bytes, backend.memory_bytes) if bound]
+        has_file = path is not None and not is_joined
+        self._state = WorkerState(memory_bytes=min(bounds, default=0), has_file=has_file)
         self._progress = ProgressBar(sys.stderr, "experts", is_quiet=session.quiet)
         self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
+        self._said: int | None = None  #: experts held, when it was last said
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._calls, self._weights = Connection(self._context, session), Connection(self._context, session)
+        self._calls: Connection
+        self._weights: Connection
+
+    @property
+    def name(self) -> str:
+        """The name that the backbone knows this worker by; empty before it said so."""
+        return self._state.name
 
     def close(self) -> None:
-        """Close every socket and the file."""
-        self._calls.close()
-        self._weights.close()
+        """Let go of everything."""
         self._context.term()
+        self._store.close()
         if self._file is not None:
             self._file.close()
 
     def run(self) -> None:
         """Serve until the backbone lets go. WorkerError when it refuses or cannot be reached."""
-        calls, weights = self._calls, self._weights
+        self._serve(self._session, lasts=True)
+
+    def serve(self, session: Session, on_welcome: Callable[[], None]) -> None:
+        """Serve one backbone process until it lets go, or somebody here wants an end. LinkBroken when it is gone."""
+        self._act(self._state.session_began())
+        self._said = None
+        self._serve(session, lasts=False, on_welcome=on_welcome)
+
+    def _serve(self, session: Session, *, lasts: bool, on_welcome: Callable[[], None] = lambda: None) -> None:
+        self._calls = Connection(self._context, session, lasts=lasts)
+        self._weights = Connection(self._context, session, lasts=lasts)
+        try:
+            self._loop(on_welcome)
+        finally:
+            self._calls.close()
+            self._weights.close()
+
+    def _loop(self, on_welcome: Callable[[], None]) -> None:
+        calls, weights, store = self._calls, self._weights, self._store
         poller = zmq.Poller()
-        for source in (calls.socket, weights.socket, calls.monitor, weights.monitor):
+        for source in (calls.socket, weights.socket, calls.monitor, weights.monitor, store.wake):
             poller.register(source, zmq.POLLIN)
+        if self._stop is not None:
+            poller.register(self._stop.fd, zmq.POLLIN)
+        was_welcome = False
         while self._state.phase is not Phase.ENDED:
             events = dict(poller.poll(TICK_MS))
             if calls.socket in events:
                 self._hear(calls.receive())
             elif weights.socket in events:
                 self._hear(weights.receive())
+            if store.wake in events:
+                self._collect()
             if calls.monitor in events and calls.is_up():
                 self._act(self._state.calls_connected())
             if weights.monitor in events and weights.is_up():
                 self._act(self._state.weights_connected())
             if self._state.phase is Phase.CONNECTING:
                 self._act(self._state.ticked(time.monotonic()))
+            elif not was_welcome:
+                was_welcome = True
+                on_welcome()
+            if self._stop is not None and self._stop.fd in events:
+                self._act(self._state.stopped())
+            if not events:
+                self._say_held()
+
+    def _say_held(self) -> None:
+        """Say how many experts are held, when there is nothing else to do."""
+        held = self._state.experts_held()
+        if held and held != self._said:
+            self._said = held
+            self._say(f"serving {held} experts")
 
     # ---- messages
 
@@ -101,10 +165,11 @@ class Runtime:
     def _on_assign(self, assign: Assign) -> None:
         try:
             sizes = [slice_bytes(piece) for piece in assign.slices]
+            here = [self._store.here(*each) if each[0].sha256 else 0 for each in zip(assign.slices, sizes, strict=True)]
         except WorkerError as error:
             self._act(self._state.not_loaded(assign, str(error)))
         else:
-            self._act(self._state.assigned(assign, sizes))
+            self._act(self._state.assigned(assign, sizes, here))
 
     # ---- actions
 
@@ -119,6 +184,8 @@ class Runtime:
                     self._weights.send(action.message)
                 case does.Store():
                     self._store_chunk(action)
+                case does.Check():
+                    self._store.check(action.piece, action.size)
                 case does.Progress():
                     self._progress.show(action.bytes_done, action.bytes_total)
                 case does.Load():
@@ -132,6 +199,8 @@ class Runtime:
                 case does.Ignored():
                     log.warning("ignored: %s", action.reason)
                 case does.End():
+                    if action.may_retry and self._stop is not None:
+                        raise LinkBroken(Break.SILENT)
                     if action.reason:
                         raise WorkerError(action.reason)
 
@@ -139,7 +208,7 @@ class Runtime:
         backend, numeric = self._backend, self._backend.numeric_class
         kind = ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations)
         device, memory = one_line(backend.device), self._state.memory_bytes
-        cached = self._state.cached()
+        cached = self._store.cached(MOST_CACHED)
         return Hello(PROTOCOL_VERSION, self._build, backend.name, device, kind, WIRE_DTYPES, memory, cached)
 
     def _compute(self, run: Run) -> None:
@@ -157,10 +226,15 @@ class Runtime:
 
     def _store_chunk(self, store: does.Store) -> None:
         data = np.frombuffer(self._tensors[0].data, np.uint8)
-        is_right = self._store.add_chunk(store.sha256, store.size, store.offset, data)
-        if is_right is not None:
-            found = self._state.slice_right if is_right else self._state.slice_wrong
-            self._act(found(store.sha256))
+        self._store.add_chunk(store.sha256, store.size, store.offset, data)
+
+    def _collect(self) -> None:
+        for result in self._store.results():
+            if isinstance(result, Stored):
+                self._act(self._state.chunk_stored(result.nbytes))
+            else:
+                is_right = result.data is not None
+                self._act((self._state.slice_right if is_right else self._state.slice_wrong)(result.sha256))
 
     def _load(self, assign: Assign) -> None:
         try:

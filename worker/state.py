@@ -5,7 +5,9 @@ events. Rule 3: an assignment is all or nothing: its layer is held once every sl
 
     connecting -> serving -> ended        and each layer: fetching -> loading -> held, beside the calls
 
-Legend: a slice is one expert's matrix or bias, named by its sha256; it is fetched in chunks, in order, a few in flight.
+Legend: a slice is one expert's matrix or bias, named by its sha256; it is fetched in chunks, in order, a few in flight,
+unless it lies on this machine, where it is checked. A session is what a joined worker has with one backbone process:
+when another one begins, layers are stale: not assigned any more, but their slices may well be asked for again.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from protocol.messages import (
     Ready,
     Refused,
     Run,
+    Slice,
     Welcome,
 )
 from protocol.schema import one_line
 
 WELCOME_TIMEOUT_S = 60.0
+UNSTORED_BYTES = 16 << 20  #: that may have come and not yet be written and hashed; then no more is asked for
 MOST_ATTEMPTS = 2  #: to fetch a slice whose sha256 came out wrong
 
 
@@ -71,15 +75,25 @@ class SendFetch:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep these slices and no others; let go of a layer's experts."""
+    """Keep these slices and no others; let go of a layer's experts, where one is named."""
 
     slices: frozenset[bytes]
-    layer: int
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Hash a slice that lies on this machine; report `slice_right` or `slice_wrong`."""
+
+    piece: Slice
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put a chunk behind what is here of its slice; report `slice_right` or `slice_wrong` when it is the last."""
+    """Put a chunk behind what is here of its slice; report `chunk_stored`, and after the last one `slice_right` or
+    `slice_wrong`.
+    """
 
     sha256: bytes
     size: int
@@ -117,22 +131,36 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Leave. An empty reason is a wish of the backbone's, any other an error."""
+    """Leave. An empty reason is somebody's wish, any other an error."""
 
     reason: str
+    may_retry: bool = False  #: nobody said no
 
 
-Action = SendHello | SendAttach | Send | SendFetch | Keep | Store | Load | Compute | Progress | Ignored | End
+Action = SendHello | SendAttach | Send | SendFetch | Keep | Check | Store | Load | Compute | Progress | Ignored | End
 
 
 @dataclass(slots=True)
 class _Layer:
-    """What a layer was last assigned."""
+    """What a layer was last assigned. What it was assigned before serves calls until that is here."""
 
     assign: Assign
     nbytes: int
     missing: set[bytes]
-    is_held: bool = False
+    held: Assign | None = None  #: whose experts are held
+    held_nbytes: int = 0
+    epochs: set[int] = field(default_factory=set)  #: that a call may be of: each was held, one after the other
+    is_stale: bool = False  #: of an earlier session
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the experts that were assigned last are held."""
+        return self.held is self.assign
+
+    def back_to_held(self) -> None:
+        """What was held before goes on serving: the last assignment is given up."""
+        if self.held is not None:
+            self.assign, self.nbytes, self.missing = self.held, self.held_nbytes, set()
 
 
 @dataclass(slots=True)
@@ -147,10 +175,12 @@ class WorkerState:
     _give_up_s: float | None = None
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)  #: of slices that are on their way
+    _checking: set[bytes] = field(default_factory=set)  #: of those, the ones that lie on this machine
     _here: set[bytes] = field(default_factory=set)
     _attempts: dict[bytes, int] = field(default_factory=dict)
     _wanted: deque[Fetch] = field(default_factory=deque)
     _in_flight: deque[Fetch] = field(default_factory=deque)
+    _unstored: int = 0
     _bytes_done: int = 0
     _bytes_total: int = 0
 
@@ -160,7 +190,29 @@ class WorkerState:
         """Slices that are here, for HELLO."""
         return tuple(sorted(self._here))
 
+    def experts_held(self) -> int | None:
+        """Experts that are held, of all layers; None while some are on their way."""
+        layers = [layer for layer in self._layers.values() if not layer.is_stale]
+        if not all(layer.is_held for layer in layers):
+            return None
+        return sum(len({piece.expert for piece in layer.assign.slices}) for layer in layers)
+
     # ---- events: connections
+
+    def session_began(self) -> list[Action]:
+        """There will be new connections, perhaps to another process: whatever was promised to the last one is void."""
+        self.phase, self._give_up_s, self._is_attached = Phase.CONNECTING, None, False
+        self._wanted.clear()
+        self._in_flight.clear()
+        self._sizes.clear()
+        self._checking.clear()
+        self._attempts.clear()
+        self._bytes_done = self._bytes_total = 0
+        self._layers = {i: layer for i, layer in self._layers.items() if layer.held is not None}
+        for layer in self._layers.values():
+            layer.back_to_held()
+            layer.is_stale = True
+        return []
 
     def calls_connected(self) -> list[Action]:
         """The connection for calls is up, for the first time or again: the backbone must be told who this is."""
@@ -178,7 +230,9 @@ class WorkerState:
         if self._give_up_s is None:
             self._give_up_s = now_s + WELCOME_TIMEOUT_S
         return (
-            self._end(f"no answer from the backbone within {WELCOME_TIMEOUT_S:g} s") if now_s > self._give_up_s else []
+            self._end(f"no answer from the backbone within {WELCOME_TIMEOUT_S:g} s", may_retry=True)
+            if now_s > self._give_up_s
+            else []
         )
 
     def welcomed(self, message: Welcome) -> list[Action]:
@@ -194,28 +248,51 @@ class WorkerState:
         """The backbone lets the worker go. Calls are answered one by one, so that none is under way."""
         return [Send(Goodbye("drained")), *self._end("")]
 
+    def stopped(self) -> list[Action]:
+        """Somebody on this machine ends the worker."""
+        return [Send(Goodbye("stopped")), *self._end("")]
+
     # ---- events: experts
 
-    def assigned(self, assign: Assign, sizes: Sequence[int]) -> list[Action]:
-        """Experts to hold, with the bytes of each of their slices."""
-        nbytes, others = sum(sizes), sum(o.nbytes for i, o in self._layers.items() if i != assign.layer)
+    def assigned(self, assign: Assign, sizes: Sequence[int], here: Sequence[int] = ()) -> list[Action]:
+        """Experts to hold, with the bytes of each of their slices, and how many of these lie on this machine."""
+        nbytes, others = sum(sizes), self._bytes_beside(assign.layer)
+        before = self._layers.get(assign.layer)
+        dropped = list[int]()
         if self.memory_bytes and nbytes + others > self.memory_bytes:
-            return self._not_assigned(
-                assign,
-                f"layer {assign.layer} needs {nbytes} bytes beside {others} assigned before; this worker's memory is "
-                f"{self.memory_bytes} bytes",
-            )
+            dropped = self._drop_stale()
+            others = self._bytes_beside(assign.layer)
+        lets_go = [Keep(self._kept(), i) for i in dropped]
+        if self.memory_bytes and nbytes + others > self.memory_bytes:
+            return [
+                *lets_go,
+                *self._not_assigned(
+                    assign,
+                    f"layer {assign.layer} needs {nbytes} bytes beside {others} assigned before; this worker's memory "
+                    f"is {self.memory_bytes} bytes",
+                ),
+            ]
         if not self.has_file and not all(piece.sha256 for piece in assign.slices):
             return self._not_assigned(assign, f"layer {assign.layer}: slices without a sha256, and no model file here")
-        named = {} if self.has_file else {p.sha256: size for p, size in zip(assign.slices, sizes, strict=True)}
+        places = zip(assign.slices, sizes, here or [0] * len(sizes), strict=True)
+        named = {piece.sha256: (piece, size, there) for piece, size, there in places if piece.sha256}
         layer = self._layers[assign.layer] = _Layer(assign, nbytes, named.keys() - self._here)
-        kept = frozenset(self._sizes).union(*(_slices(other) for other in self._layers.values()))
-        self._here &= kept
-        for sha256, size in named.items():
-            if sha256 not in self._here and sha256 not in self._sizes:
-                self._want(sha256, size)
-                self._bytes_total += size
-        return [Keep(kept, assign.layer), *(self._fetch() if layer.missing else [Load(assign)])]
+        if before is not None and before.held is not None and not before.is_stale and self._fits_beside(before, assign):
+            layer.held, layer.held_nbytes, layer.epochs = before.held, before.held_nbytes, before.epochs
+            lets_go.append(Keep(self._kept()))
+        else:
+            lets_go.append(Keep(self._kept(), assign.layer))
+        checks = list[Action]()
+        for sha256, (piece, size, there) in named.items():
+            if sha256 in self._here or sha256 in self._sizes:
+                continue
+            if there == size:
+                self._sizes[sha256] = size
+                self._checking.add(sha256)
+                checks.append(Check(piece, size))
+            else:
+                self._want(sha256, size, there)
+        return [*lets_go, *checks, *(self._fetch() if layer.missing else [Load(assign)])]
 
     def chunk_came(self, sha256: bytes, offset: int, length: int) -> list[Action]:
         """A chunk came. They come in the order in which they were asked for."""
@@ -224,12 +301,26 @@ class WorkerState:
             return [Ignored(f"{length} bytes at {offset} of slice {sha256.hex()[:12]}, which was not asked for now")]
         self._in_flight.popleft()
         self._bytes_done += length
-        store = Store(sha256, self._sizes[sha256], offset)
+        size = self._sizes.get(sha256)
+        if size is None:
+            return [Ignored(f"a chunk of slice {sha256.hex()[:12]}, which was found here meanwhile"), *self._fetch()]
+        self._unstored += length
+        store = Store(sha256, size, offset)
         return [store, Progress(self._bytes_done, self._bytes_total), *self._fetch()]
+
+    def chunk_stored(self, length: int) -> list[Action]:
+        """A chunk was written and hashed."""
+        self._unstored -= length
+        return self._fetch()
 
     def slice_right(self, sha256: bytes) -> list[Action]:
         """A slice is whole and has its sha256."""
-        del self._sizes[sha256]
+        if self._sizes.pop(sha256, None) is None:
+            return []  # of an earlier session
+        if sha256 in self._checking:
+            self._checking.discard(sha256)
+        elif self._is_coming(sha256):
+            self._wanted = deque(fetch for fetch in self._wanted if fetch.sha256 != sha256)
         self._here.add(sha256)
         waiting = [layer for layer in self._layers.values() if sha256 in layer.missing]
         for layer in waiting:
@@ -238,10 +329,17 @@ class WorkerState:
 
     def slice_wrong(self, sha256: bytes) -> list[Action]:
         """A slice is whole and has another sha256: fetch it once more, then give its layers up."""
+        if sha256 not in self._sizes or (sha256 not in self._checking and self._is_coming(sha256)):
+            return []  # of an earlier session
         size = self._sizes.pop(sha256)
+        if sha256 in self._checking:  # what lay here is not what it seemed
+            self._checking.discard(sha256)
+            self._want(sha256, size)
+            return self._fetch()
         attempts = self._attempts[sha256] = self._attempts.get(sha256, 1) + 1
         if attempts <= MOST_ATTEMPTS:
             self._bytes_done -= size
+            self._bytes_total -= size
             self._want(sha256, size)
             return self._fetch()
         given_up = [layer.assign for layer in self._layers.values() if sha256 in layer.missing]
@@ -251,10 +349,13 @@ class WorkerState:
     def loaded(self, assign: Assign) -> list[Action]:
         """The experts of an assignment are held."""
         layer = self._layers.get(assign.layer)
-        if layer is None or layer.assign.epoch != assign.epoch:
+        if layer is None or layer.is_stale or layer.assign.epoch != assign.epoch:
             return []
-        layer.is_held = True
-        return [Send(Ready(assign.epoch, assign.layer))]
+        is_other = layer.held is not None
+        layer.held, layer.held_nbytes = assign, layer.nbytes
+        layer.epochs.add(assign.epoch)
+        lets_go = [Keep(self._kept())] if is_other else []  # of what the one before had and this one has not
+        return [*lets_go, Send(Ready(assign.epoch, assign.layer))]
 
     def not_loaded(self, assign: Assign, reason: str) -> list[Action]:
         """They do not make experts."""
@@ -263,42 +364,85 @@ class WorkerState:
     # ---- events: calls
 
     def asked(self, run: Run) -> list[Action]:
-        """A call: only for experts held, of the same epoch."""
+        """A call: only for experts held, of an epoch that they are or were of in this session."""
         layer = self._layers.get(run.layer)
-        if layer is None or not layer.is_held:
+        if layer is None or layer.held is None or layer.is_stale:
             reason = f"no experts of layer {run.layer} are held here"
-        elif layer.assign.epoch != run.epoch:
-            reason = f"layer {run.layer} is of epoch {layer.assign.epoch} here, asked for is epoch {run.epoch}"
+        elif run.epoch not in layer.epochs:
+            reason = f"layer {run.layer} is of epoch {layer.held.epoch} here, asked for is epoch {run.epoch}"
         else:
-            return [Compute(run)]
+            # Calls come after the last assignment: what no backbone has asked for again is not needed.
+            dropped = self._drop_stale()
+            kept = self._kept() if dropped else frozenset[bytes]()
+            return [*(Keep(kept, i) for i in dropped), Compute(run)]
         return [Send(Failed(run.seq, run.epoch, reason))]
 
     # ---- inside
 
-    def _end(self, reason: str) -> list[Action]:
+    def _end(self, reason: str, *, may_retry: bool = False) -> list[Action]:
         self.phase = Phase.ENDED
-        return [End(reason)]
+        return [End(reason, may_retry)]
+
+    def _bytes_beside(self, layer: int) -> int:
+        return sum(other.nbytes for i, other in self._layers.items() if i != layer)
+
+    def _fits_beside(self, before: _Layer, assign: Assign) -> bool:
+        """Whether a layer's experts may stay until those of its next assignment are here.
+
+        A slice's size is not known any more by then: what is only in the earlier one counts as the whole of it.
+        """
+        old, new = _slices(before.held), _slices(assign)
+        if not self.memory_bytes or self.has_file or old <= new or new <= old:
+            return True
+        return self._bytes_beside(assign.layer) + self._layers[assign.layer].nbytes + before.held_nbytes <= self.memory_bytes
+
+    def _kept(self) -> frozenset[bytes]:
+        """Slices of any layer, or on their way. What else is here is not, once this is asked."""
+        kept = frozenset(self._sizes).union(
+            *(_slices(assign) for layer in self._layers.values() for assign in (layer.assign, layer.held))
+        )
+        self._here &= kept
+        return kept
+
+    def _drop_stale(self) -> list[int]:
+        dropped = [i for i, layer in self._layers.items() if layer.is_stale]
+        for i in dropped:
+            del self._layers[i]
+        return dropped
+
+    def _is_coming(self, sha256: bytes) -> bool:
+        return any(fetch.sha256 == sha256 for fetch in (*self._in_flight, *self._wanted))
 
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)
-        if layer is not None and layer.assign.epoch == assign.epoch:
-            del self._layers[assign.layer]
+        if layer is not None and not layer.is_stale and layer.assign.epoch == assign.epoch:
+            layer.back_to_held()
+            if layer.held is None:
+                del self._layers[assign.layer]
         return [Send(Failed(0, assign.epoch, one_line(reason)))]
 
-    def _want(self, sha256: bytes, size: int) -> None:
+    def _want(self, sha256: bytes, size: int, there: int = 0) -> None:
+        """Fetch a slice, or what is missing behind the bytes that lie here."""
         self._sizes[sha256] = size
+        self._bytes_total += size
+        self._bytes_done += there
         self._wanted += [
-            Fetch(sha256, offset, min(CHUNK_BYTES, size - offset)) for offset in range(0, size, CHUNK_BYTES)
+            Fetch(sha256, offset, min(CHUNK_BYTES, size - offset)) for offset in range(there, size, CHUNK_BYTES)
         ]
 
     def _fetch(self) -> list[Action]:
         actions = list[Action]()
-        while self._is_attached and self._wanted and len(self._in_flight) < CHUNKS_IN_FLIGHT:
+        while (
+            self._is_attached
+            and self._wanted
+            and len(self._in_flight) < CHUNKS_IN_FLIGHT
+            and self._unstored < UNSTORED_BYTES
+        ):
             message = self._wanted.popleft()
             self._in_flight.append(message)
             actions.append(SendFetch(message))
         return actions
 
 
-def _slices(layer: _Layer) -> frozenset[bytes]:
-    return frozenset(piece.sha256 for piece in layer.assign.slices)
+def _slices(assign: Assign | None) -> frozenset[bytes]:
+    return frozenset(piece.sha256 for piece in assign.slices) if assign is not None else frozenset()

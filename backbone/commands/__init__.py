@@ -1,5 +1,5 @@
 """The subcommands: one module each, with `add_parser` and `run`."""
 
-from . import bench, chat, generate, init, logits, serve, status, tokenize
+from . import bench, chat, generate, init, invite, logits, serve, status, tokenize
 
-COMMANDS = (generate, chat, serve, status, init, logits, bench, tokenize)
+COMMANDS = (generate, chat, serve, status, init, invite, logits, bench, tokenize)

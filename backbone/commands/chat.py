@@ -14,7 +14,7 @@ from ..chat_template import read_template
 from ..errors import BackboneError, ContextFull, UsageError
 from ..prompts import ChatPrompt
 from ..provenance import cache_folder
-from ..results import STOPS
+from ..results import STOPS, change_lines
 from ..settings import Settings, add_flags, resolve
 from ..terminal import ProgressLine, dim
 from .generate import MODEL_FLAGS, SAMPLING_FLAGS, generate_options, shower
@@ -148,5 +148,7 @@ class Chat:
         sys.stdout.flush()
         if result["stop"] in ("limit", "length", "cancelled"):
             print(dim(f"(stopped: {STOPS[result['stop']]})", sys.stderr), file=sys.stderr)
+        for change in change_lines(result):
+            print(dim(f"({change})", sys.stderr), file=sys.stderr)
         # What was said stays said, also when it was broken off.
         self._messages = [*said, {"role": "assistant", "content": result["text"]}]

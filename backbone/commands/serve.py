@@ -15,6 +15,7 @@ from .. import run_file, status
 from ..chat_template import read_template
 from ..discovery import DEMO, DEMO_NAME
 from ..errors import UsageError
+from ..listening import Address, parse_address
 from ..run_file import RunFile
 from ..sampling import SamplingOptions
 from ..session import Session, open_session
@@ -46,25 +47,25 @@ def run(args: argparse.Namespace) -> int:
     try:
         from ..server.app import Service, make_app
         from ..server.guard import Guard
-        from ..server.serving import LOCAL_NAMES, bind, is_loopback, parse_address, serve, url_of
+        from ..server.serving import LOCAL_NAMES, bind, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("backbone", "kernels", "archdefs", "protocol"):
             raise
         raise UsageError(f"serve needs {error.name}: pip install expertswarm[serve]") from None
     settings = resolve(args, os.environ)
-    host, port = parse_address(settings.http)
+    asked = parse_address(settings.http, f"http ({settings['http'].source})", least_port=0)
     key = _api_key(settings)
-    if key is None and not is_loopback(host):
+    if key is None and not asked.is_loopback:
         raise UsageError(f"--http {settings.http}: others can reach it, so it needs --api-key-file FILE")
     template = read_template(args.template) if args.template is not None else None
     _log_requests()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bind(host, port))  # before the model is loaded: it may be taken
+        listener = stack.enter_context(bind(asked))  # before the model is loaded: it may be taken
         session = stack.enter_context(open_session(settings))
         tokenizer = session.tokenizer()
         scheduler = Scheduler(session, tokenizer, parallel=settings.parallel, queue=settings.queue)
         stack.enter_context(scheduler)
-        address = listener.getsockname()
+        address = Address(asked.host, listener.getsockname()[1])
         service = Service(
             session=session,
             scheduler=scheduler,
@@ -73,16 +74,15 @@ def run(args: argparse.Namespace) -> int:
             template=template,
             defaults=SamplingOptions(**{name: getattr(settings, name) for name in SAMPLING_FLAGS}),
             survey=_survey(args),
-            url=url_of(host, address[1]),
+            url=f"http://{address}",
         )
         stack.callback(service.renderers.shutdown, wait=False, cancel_futures=True)
         token = secrets.token_urlsafe(32)
-        hosts = LOCAL_NAMES | {host.lower()} if is_loopback(host) else None
+        hosts = LOCAL_NAMES | {address.host.lower()} if address.is_loopback else None
         app = Guard(make_app(service), token=token, api_key=key, hosts=hosts)
-        near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is bound, seen from here
-        word = RunFile(
-            host=near, port=address[1], token=token, pid=os.getpid(), model=str(session.model.path.absolute())
-        )
+        near = "localhost" if address.is_any else address.host
+        model = str(session.model.path.absolute())
+        word = RunFile(host=near, port=address.port, token=token, pid=os.getpid(), model=model)
         stack.enter_context(_announced(word))
 
         def ready() -> None:

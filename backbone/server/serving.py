@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable
@@ -13,51 +12,30 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..errors import UsageError
+from ..listening import Address
 
 DRAIN_S = 3.0  #: that answers may still take once the process is to end
 CLOSE_S = 3.0  #: more, for their last words to go out
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. UsageError when it is none; a host of IPv6 stands in brackets."""
-    host, colon, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port[:6]) > 65535:
-        raise UsageError(f"--http {text}: is not HOST:PORT, such as 127.0.0.1:8080 (port 0: any that is free)")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def bind(host: str, port: int) -> socket.socket:
+def bind(address: Address) -> socket.socket:
     """A listening socket. UsageError when it cannot be had."""
     try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        (family, kind, protocol, _, found), *_ = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UsageError(f"--http {host}:{port}: {error.strerror or error}") from None
+        raise UsageError(f"--http {address}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        listener.bind(found)
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise UsageError(f"--http {host}:{port}: cannot listen there: {error.strerror}") from None
+        raise UsageError(f"--http {address}: cannot listen there: {error.strerror}") from None
     return listener
-
-
-def url_of(host: str, port: int) -> str:
-    """How a browser writes it."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):

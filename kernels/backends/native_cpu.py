@@ -26,6 +26,7 @@ class NativeBackend:
     """Compiled kernels with a pool of threads. The pool starts with the first computation."""
 
     name = "native"
+    memory_bytes = 0
 
     def __init__(self, options: Options, library: ctypes.CDLL | None = None) -> None:
         """On a library that is loaded already, else on this machine's own.

@@ -32,6 +32,7 @@ class NumpyBackend:
     """Dequantises tile by tile and multiplies in float32, one row a product."""
 
     name = "numpy"
+    memory_bytes = 0
     threads = 1  #: whatever was asked for: a sum split over threads would have another order
 
     def __init__(self) -> None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ..errors import NotFinite
 from ..interface import F32, ExpertBank, Operation
 from ..state import Chosen, Rows, Sequence
-from .compiler import Compiled, compile_program
-from .memory import Caches, address, aligned
+from ..steps import Compiled, compile_program
+from .memory import Caches, CacheShape, address, aligned, filled
+from .packing import pack
 from .structs import CBank, CRun, CStep
 
 
@@ -72,17 +73,18 @@ class NativeProgram:
 
     def __init__(self, kernels: Kernels, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
         self._kernels = kernels
-        self.compiled = compiled = compile_program(
-            operations, len(slot_widths), kernels.quantised_floats, half_cache=kernels.half_cache
-        )
-        self._steps = (CStep * max(1, len(compiled.steps)))(*compiled.steps)
+        self.compiled = compiled = compile_program(operations, len(slot_widths), kernels.quantised_floats)
+        self._steps = pack(compiled.steps, half_cache=kernels.half_cache)
         self._address = ctypes.addressof(self._steps)
-        self._shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
-        self._tables = {id(table): table for _, table in compiled.ropes}
+        shapes = [compiled.caches[memory] for memory in range(len(compiled.caches))]
+        self._shapes = [CacheShape(a.kv_heads, filled(a.width), filled(a.value_width)) for a in shapes]
+        self._ropes = [(i, step.rope) for i, step in enumerate(compiled.steps) if step.rope is not None]
+        self._tables = {id(table): table for _, table in self._ropes}
         self._turned = 0  #: positions for which the tables' addresses are known
         self._layers = 1 + max((operation.layer for operation in operations), default=0)
         self._free: list[Workspace] = []
-        self._banks_wanted = dict(compiled.experts)
+        self._banks = list[CBank]()
+        self._banks_wanted = {i: step.experts for i, step in enumerate(compiled.steps) if step.experts is not None}
         self._most_pairs_a_row, self._hidden, self._outputs, self._experts, self._quantised = 0, 0, 0, 0, 0
 
     def sequence(self) -> Sequence:
@@ -110,7 +112,7 @@ class NativeProgram:
             return
         for table in self._tables.values():
             table.reserve(positions)
-        for step, table in self.compiled.ropes:
+        for step, table in self._ropes:
             self._steps[step].vector, self._steps[step].second = address(table.cos), address(table.sin)
         self._turned = min((len(table.cos) for table in self._tables.values()), default=positions)
 
@@ -118,7 +120,7 @@ class NativeProgram:
         """Banks of the experts that these steps run here."""
         for step in [s for s in self._banks_wanted if start <= s < stop]:
             bank = self._kernels.bank_of(self._banks_wanted.pop(step).constants["bank"]())
-            self.compiled.kept.append(bank)
+            self._banks.append(bank)
             self._steps[step].bank = ctypes.addressof(bank)
             self._most_pairs_a_row = max(self._most_pairs_a_row, self._steps[step].n[0])
             self._hidden = max(self._hidden, -(-bank.hidden // 32) * 32)

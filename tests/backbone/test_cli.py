@@ -121,6 +121,26 @@ def test_bits_of_another_class_do_not_depend_on_the_workers_either() -> None:
     assert {w["class"] for w in shared["workers"]} == {"canonical-1/i16/f32"}
 
 
+def test_workers_of_two_classes_answer_together() -> None:
+    mixed, again, plain = (
+        json.loads(backbone("generate", PROMPT["prompt"], "-n", "12", "--json", "--digest", "--workers", n).stdout)
+        for n in ("numpy:1,native:1", "numpy:1,native:1", "0")
+    )
+    assert mixed["ids"] == plain["ids"] == PROMPT["ids"][:12]
+    assert mixed["logits_sha256"] == again["logits_sha256"] != plain["logits_sha256"]
+    assert mixed["provenance"] == again["provenance"]
+    assert mixed["provenance"]["class_map"] != plain["provenance"]["class_map"]
+    assert [(w["backend"], w["experts"], w["state"]) for w in mixed["workers"]] == [
+        ("numpy", 32, "serving"),
+        ("native", 32, "serving"),
+    ]
+    numpy, native = (w["class"] for w in mixed["workers"])
+    assert numpy.startswith("numpy-")
+    assert native == "canonical-1/f32/f32"
+    assert mixed["computed_locally"] == 0
+    assert [r["class_changed_at"] for r in (mixed, plain)] == [None, None]
+
+
 def test_ids_file_stdin_stop_and_context(tmp_path: Path) -> None:
     ids = ",".join(map(str, PROMPT["prompt_ids"]))
     assert json.loads(backbone("generate", "--ids", ids, "-n", "4", "--json").stdout)["ids"] == PROMPT["ids"][:4]
@@ -198,6 +218,10 @@ def test_seeds() -> None:
         (("logits", "--ids", "1", "--out", "x.npy", "--threads", "-1"), "--threads: -1 is out of range; from 0 to"),
         (("chat", "--activations", "f16"), "--activations: 'f16' is not one of f32, i16"),
         (("generate", "a", "--system", "b"), "--system and --template belong to --chat"),
+        (
+            ("generate", "a", "--workers", "numpy:1,native:1", "--activations", "i16"),
+            "numpy computes with f32 activations only; i16 needs --backend native",
+        ),
         (("generate", "a", "--chat"), "{demo}: the model has no chat template; give one with --template FILE"),
         (("generate", "a b c d e", "-c", "3"), "6 tokens do not fit the context of 3; raise it with -c"),
         (("generate", "a", "-m", "absent.gguf"), "no model 'absent.gguf'; looked at {cwd}/absent.gguf, "),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_kit import needs_opencl
 from goldens import ARCHS, F32_BAR, GELU_TABLE_BAR, LATER, Elsewhere, Golden, golden_params, load, renamed
 from shared_data import GOLDEN
 
@@ -20,7 +21,7 @@ from backbone.tokenizer import load_tokenizer
 from kernels.state import Taps
 
 Find = Callable[[str], Path]
-BACKENDS = ("numpy", "native")
+BACKENDS = ("numpy", "native", pytest.param("opencl", marks=needs_opencl()))
 PROMPTS = json.loads((GOLDEN / "verse-moe-golden.json").read_text())["prompts"]
 
 
@@ -80,6 +81,23 @@ def test_native_bits_depend_on_nothing_but_the_tokens(golden: Golden, activation
         assert bits(two, 1, leave=True) == expected
 
 
+@needs_opencl()
+@pytest.mark.parametrize("golden", golden_params())
+def test_a_dense_path_on_opencl_has_natives_bits(golden: Golden, arch_model: Find) -> None:
+    """Prefill at once and in chunks, decode, experts on the device and elsewhere."""
+    tokens, path = golden.data()["tokens"].tolist(), arch_model(golden.model_name)
+    native, device = load(path, backend="native"), load(path, backend="opencl")
+    expected = Engine(native, native.local_experts, context=128)
+    whole = expected.extend(expected.new_sequence(), tokens, want_all=True).tobytes()
+    for chunk_rows in (512, 7):
+        for experts in (device.local_experts, Elsewhere(device.local_experts)):
+            engine = Engine(device, experts, context=128, chunk_rows=chunk_rows)
+            assert engine.extend(engine.new_sequence(), tokens, want_all=True).tobytes() == whole
+    sequences = expected.new_sequence(), engine.new_sequence()
+    for token in tokens[:12]:
+        assert expected.step(sequences[0], token).tobytes() == engine.step(sequences[1], token).tobytes()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_residuals_after_each_layer(backend: str, arch_model: Find) -> None:
     data = Golden("qwen2moe").data()
@@ -94,7 +112,7 @@ def test_residuals_after_each_layer(backend: str, arch_model: Find) -> None:
 @pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "olmoe"])
 def test_taps_of_native_are_those_of_the_reference(name: str, arch_model: Find) -> None:
     found = list[Taps]()
-    for backend in BACKENDS:
+    for backend in ("numpy", "native"):
         model, taps = load(arch_model(name), backend=backend), Taps()
         engine = Engine(model, model.local_experts, context=128, chunk_rows=5)
         engine.extend(engine.new_sequence(), Golden(name).data()["tokens"].tolist(), taps=taps)

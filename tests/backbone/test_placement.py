@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backbone.placement import Candidate, Plan, place
+from backbone.placement import Candidate, Plan, class_of_experts, place
 
 
 def candidates(*budgets: int) -> list[Candidate]:
@@ -111,3 +111,52 @@ def test_copies_are_no_second_ones_and_exceed_no_budget(sizes: dict[int, list[in
     for layers in plan.holds.values():
         assert all(len(set(experts)) == len(experts) for experts in layers.values())
     assert plan.left_over == once.left_over
+
+
+def of_classes(*workers: tuple[str, int]) -> list[Candidate]:
+    """Workers by class and budget, which take copies."""
+    return [
+        Candidate(name=f"w{i}", memory_bytes=budget, takes_copies=True, numeric_class=kind)
+        for i, (kind, budget) in enumerate(workers)
+    ]
+
+
+def test_copies_stay_within_the_class_of_the_first_holder() -> None:
+    sizes = {layer: [10] * 6 for layer in range(2)}
+    workers = of_classes(("x", 0), ("y", 0), ("x", 0))
+    plan = place(sizes, workers)
+    once = place(sizes, candidates(0, 0, 0))
+    for layer in sizes:
+        # Each has its third; the two of one class hold each other's too.
+        assert plan.holds["w1"][layer] == once.holds["w1"][layer]
+        both = tuple(sorted(once.holds["w0"][layer] + once.holds["w2"][layer]))
+        assert plan.holds["w0"][layer] == plan.holds["w2"][layer] == both
+    assert {key for key, kind in class_of_experts(plan.holds, workers).items() if kind == "y"} == {
+        (layer, e) for layer in sizes for e in once.holds["w1"][layer]
+    }
+
+
+def test_what_several_hold_is_of_the_first_ones_class() -> None:
+    workers = of_classes(("x", 0), ("y", 0))
+    held = {"w1": {0: (0, 1)}, "w0": {0: (1, 2)}}
+    assert class_of_experts(held, workers) == {(0, 0): "y", (0, 1): "x", (0, 2): "x"}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.lists(st.integers(1, 50), min_size=1, max_size=9), max_size=4),
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 400)), max_size=5),
+)
+def test_classes_change_copies_alone(sizes: dict[int, list[int]], classes: list[tuple[str, int]]) -> None:
+    workers = of_classes(*classes)
+    plan, once = place(sizes, workers), place(sizes, candidates(*(budget for _, budget in classes)))
+    assert plan.left_over == once.left_over
+    kinds = class_of_experts(once.holds, workers)
+    held = used(plan, sizes)
+    for worker in workers:
+        mine = {(la, e) for la, es in plan.holds[worker.name].items() for e in es}
+        first = {(la, e) for la, es in once.holds[worker.name].items() for e in es}
+        alike = {key for key, kind in kinds.items() if kind == worker.numeric_class}
+        assert first <= mine <= alike
+        assert not worker.memory_bytes or held[worker.name] <= worker.memory_bytes
+        assert worker.memory_bytes or mine == alike
+    assert place(sizes, workers) == plan

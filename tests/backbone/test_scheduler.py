@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backbone.class_map import MapChange
 from backbone.engine import GenerateOptions
 from backbone.errors import BackboneError, ContextFull
 from backbone.sampling import SamplingOptions
@@ -283,6 +284,35 @@ def test_while_there_is_nothing_to_do_nothing_is_done(session: Session, monkeypa
     # What woke it may have been taken in before it slept: once for each call, at most.
     assert woken.count(False) <= 101
     assert len(woken) <= 300
+
+
+def test_nothing_is_kept_beyond_a_change_of_the_class_map(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of an earlier class map would make an answer that no map gives."""
+    monkeypatch.setattr(session.engine.experts, "class_changes", changes := list[MapChange]())
+    prompt = "And God said unto Noah, the end of all flesh"
+    with running(session) as scheduler:
+
+        def cached(options: GenerateOptions = OPTIONS) -> int:
+            scheduler.submit((inbox := Inbox(session, prompt, options)).job)
+            done = inbox.end()
+            assert isinstance(done, Done)
+            assert done.result["class_changed_at"] is None
+            return done.cached
+
+        assert (cached(), cached() > 0) == (0, True)
+        changes.append(MapChange("a" * 64, "b" * 64))  # while nobody was answered
+        assert (cached(), cached() > 0) == (0, True)
+        inbox = Inbox(session, prompt, replace(OPTIONS, max_tokens=1500, digest=False))
+        scheduler.submit(inbox.job)
+        inbox.first_text()
+        scheduler.call(lambda: changes.append(MapChange("b" * 64, "c" * 64))).result(60)
+        scheduler.cancel(inbox.job)
+        done = inbox.end()
+        assert isinstance(done, Done)
+        (change,) = done.result["class_changed_at"]
+        assert (change["from"], change["to"]) == ("b" * 64, "c" * 64)
+        assert scheduler.call(scheduler.load).result(60).kept == 0
+        assert cached() == 0
 
 
 def test_what_is_called_may_fail_and_the_thread_goes_on(session: Session) -> None:

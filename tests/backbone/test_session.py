@@ -68,3 +68,8 @@ def test_local_workers_are_told_their_share(monkeypatch: pytest.MonkeyPatch) -> 
     assert specs_of(monkeypatch, workers="numpy:3", worker_memory="800M", threads="9") == [one] * 3
     monkeypatch.setattr(session, "usable_cores", lambda: 8)
     assert [spec.threads for spec in specs_of(monkeypatch, workers="numpy:2")] == [4, 4]
+
+
+def test_keys_and_values_are_no_matter_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = specs_of(monkeypatch, workers="numpy:1,native:1", kv_cache="f16")
+    assert [spec.backend for spec in specs] == ["numpy", "native"]

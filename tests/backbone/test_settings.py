@@ -127,7 +127,7 @@ def test_unknown_variables_are_refused_and_others_left_alone(tmp_path: Path) -> 
     assert refusal(tmp_path, EXPERTSWARM_MODLE="x") == (
         "environment: no setting EXPERTSWARM_MODLE; did you mean EXPERTSWARM_MODEL?"
     )
-    assert "there are EXPERTSWARM_ACTIVATIONS, EXPERTSWARM_API_KEY, EXPERTSWARM_API_KEY_FILE" in refusal(
+    assert "there are EXPERTSWARM_ACTIVATIONS, EXPERTSWARM_ADVERTISE, EXPERTSWARM_API_KEY" in refusal(
         tmp_path, EXPERTSWARM_ZZZZZZZZZZZZZZ="x"
     )
     assert settings(tmp_path, EXPERTSWAR="x", PATH="y").model == ""

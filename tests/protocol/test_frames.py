@@ -13,7 +13,7 @@ from wire import KINDS, fields_of, raw, tensors_of
 from protocol import PROTOCOL_VERSION
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import decode_to_backbone, decode_to_worker, encode
-from protocol.messages import Attach, Chunk, Fetch, Ready, Refused, Rows, Run, ToBackbone, Welcome
+from protocol.messages import Attach, Chunk, Enrol, Enrolled, Fetch, Ready, Refused, Rows, Run, ToBackbone, Welcome
 from protocol.schema import one_line
 
 NAMES = [kind.__name__ for kind in KINDS]
@@ -141,7 +141,7 @@ def test_headers_are_checked(first: bytes) -> None:
     refusal([])
 
 
-@pytest.mark.parametrize("kind", ["Hello", "Attach"])
+@pytest.mark.parametrize("kind", ["Hello", "Attach", "Enrol"])
 def test_another_version_is_told_from_a_malformed_greeting(kind: str) -> None:
     with pytest.raises(VersionMismatch) as caught:
         decode_to_backbone([header(kind, {"protocol": PROTOCOL_VERSION + 1, "unheard": "of"})])
@@ -156,6 +156,8 @@ def test_another_version_is_told_from_a_malformed_greeting(kind: str) -> None:
 
 EXAMPLES: list[Any] = [
     Attach(1),
+    Enrol(1, bytes(32), "phone"),
+    Enrolled(bytes(32), "phone"),
     Fetch(bytes(32), 0, 9),
     Ready(3, 2),
     Rows(7, 3, 12),

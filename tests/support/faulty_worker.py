@@ -1,6 +1,7 @@
 """The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
 
 delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
+first:PATH      only the process that can make this file has the other faults
 mark:PATH       makes a file when a computation begins, so that a test can act in the middle of it
 reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
@@ -14,6 +15,8 @@ die-at-start    the process ends before it connects
 corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
+device:KIND:N   an OpenCL device that fails: of KIND launch, gone, nan and memory, see faulty_device.py
+dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
 """
 
@@ -25,13 +28,16 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import zmq
 
-from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights, NumericClass
+from kernels.device import opencl_devices
+from kernels.device.backend import DeviceBackend
+from kernels.interface import F32, I32, Backend, ExpertBank, ExpertWeights, NumericClass, Options
 from kernels.registry import make_backend
 from protocol import frames
 from protocol.messages import Hello, Message, Rows
@@ -50,6 +56,7 @@ class FaultyBackend:
     def __init__(self, inner: Backend, faults: dict[str, str]) -> None:
         self._inner, self._faults = inner, faults
         self.name, self.device, self.threads = inner.name, inner.device, inner.threads
+        self.memory_bytes = inner.memory_bytes
         self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
 
     def load(self, experts: Mapping[int, ExpertWeights]) -> FaultyBank:
@@ -107,6 +114,11 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
 def main() -> int:
     """Put the faults in place, then run `worker local`."""
     faults = {name: value for name, _, value in (arg.partition(":") for arg in sys.argv[1:])}
+    if "first" in faults:
+        try:
+            Path(faults["first"]).touch(exist_ok=False)
+        except FileExistsError:
+            faults = {}
     if "die-at-start" in faults:
         print("something happened\nno luck today", file=sys.stderr)
         return 3
@@ -117,17 +129,29 @@ def main() -> int:
         if isinstance(message, Hello) and "version" in faults:
             self.socket.send(_other_version(message))
             return True
+        if isinstance(message, Hello) and "dtype" in faults:
+            message = replace(message, wire_dtypes=("f64",))
         return _plain_send(self, message, tensors)
 
-    def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> bool | None:
+    def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> None:
         if offset + len(data) == size and _count["corrupted"] < int(faults.get("corrupt", 0)):
             _count["corrupted"] += 1
             data = data.copy()
             data[-1] ^= 1
-        return _plain_add(self, sha256, size, offset, data)
+        _plain_add(self, sha256, size, offset, data)
 
     Connection.send = send  # type: ignore[method-assign]
     experts.ExpertStore.add_chunk = add_chunk  # type: ignore[method-assign]
+    if "device" in faults:
+        sys.path.append(str(Path(__file__).parent))
+        from faulty_device import FaultyDevice
+
+        kind, _, number = faults["device"].partition(":")
+        device = FaultyDevice(opencl_devices.open_device(), **{kind: int(number)})
+        backend: Backend = DeviceBackend("opencl", device, Options())
+        device.arm()
+        cli.make_backend = lambda *_: backend  # type: ignore[attr-defined, assignment, return-value]
+        return cli.main(["local"])
     cli.make_backend = lambda *how: FaultyBackend(make_backend(*how), faults)  # type: ignore[attr-defined, assignment, return-value]
     return cli.main(["local"])
 

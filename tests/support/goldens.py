@@ -107,6 +107,7 @@ class Elsewhere:
 
     is_here = False
     busiest_ns = 0
+    class_changes = ()
 
     def __init__(self, inner: LocalExperts) -> None:
         self._inner = inner

@@ -22,7 +22,8 @@ from kernels.native import build, structs
 
 DRIVER = Path(__file__).parents[1] / "kernels" / "native" / "driver.c"
 EXPECTED = Path(__file__).parents[1] / "golden" / "native"
-#: What has to be there for tests to pass, of "gcc clang aarch64": where it is missing they fail rather than be skipped.
+#: What has to be there for tests to pass, of "gcc clang aarch64" and the words of device_checks: where it is missing
+#: they fail rather than be skipped.
 REQUIRE = "TESTS_REQUIRE"
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-function")
 CROSS = "aarch64-linux-gnu-gcc"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +128,14 @@ def swarm_of(model: TinyExperts, workers: int, **options: Any) -> Iterator[Swarm
 def pids_of(swarm: Swarm) -> list[int]:
     """The worker processes."""
     return [peer.worker.pid for peer in swarm._roster]
+
+
+def kill_when(mark: Path, pid: int) -> None:
+    """End a process as soon as a file is there."""
+    until = time.monotonic() + 30
+    while not mark.exists() and time.monotonic() < until:
+        os.sched_yield()
+    os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:

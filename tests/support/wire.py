@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol import PROTOCOL_VERSION
 from protocol.frames import DType, Tensor
-from protocol.messages import Attach, Chunk, Hello, Message, Rows, Run, Slice, ToBackbone, ToWorker
+from protocol.messages import Attach, Chunk, Enrol, Hello, Message, Rows, Run, Slice, ToBackbone, ToWorker
 from protocol.schema import MOST_DEFAULT
 
 KINDS: tuple[type[Any], ...] = (*get_args(ToBackbone), *get_args(ToWorker))
@@ -21,7 +21,7 @@ def fields_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Right values of a message or of a dataclass inside one."""
     hints = get_type_hints(kind)
     chosen = {f.name: _values(hints[f.name], f.metadata) for f in dataclasses.fields(kind)}
-    if kind in (Hello, Attach):
+    if kind in (Hello, Attach, Enrol):
         chosen["protocol"] = st.just(PROTOCOL_VERSION)
     return st.builds(kind, **chosen)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_worker_killed_between_two_calls(model: TinyExperts, caplog: pytest.Lo
     assert reason in ("its process was ended by SIGKILL", "its connection is gone")
     assert alive.calls == 1 + model.layers
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warnings == [f"worker local-1 is lost: {reason}; its calls are computed here"]
+    assert warnings == [f"worker local-1 is lost: {reason}; its calls go to others, or are computed here"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -122,19 +123,27 @@ def test_a_corrupt_slice_is_fetched_again(model: TinyExperts) -> None:
         check(swarm, model, layer=1)
 
 
+def test_a_worker_that_cannot_load_its_experts_is_done_without(
+    model: TinyExperts, caplog: pytest.LogCaptureFixture
+) -> None:
+    with swarm_of(model, 1, command=faulty("corrupt:999")) as swarm:
+        check(swarm, model)
+        assert [report.state for report in swarm.report()] == ["lost"]
+        assert swarm.local_calls > 0
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert re.search(r"worker local-1 is lost: it cannot load its experts: slice \w{12} arrived 2 times", told[0])
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (
-            faulty("corrupt:999"),
-            r"worker local-1 cannot serve: it cannot load its experts: slice \w{12} arrived 2 times",
-        ),
         (faulty("die-at-start"), "its process ended with exit code 3: no luck today"),
         (
             faulty("version"),
             r"the worker speaks protocol 2, the backbone 1: update expertswarm on the backbone's machine",
         ),
-        (faulty("class"), "its numeric class is another/f32/f32, the backbone's is numpy-"),
+        (faulty("dtype"), "it sends rows as f64; the backbone takes f32"),
         (
             [sys.executable, "-c", "import no_such_module"],
             "ended with exit code 1: ModuleNotFoundError: No module named",

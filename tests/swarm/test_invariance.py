@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from goldens import Golden, load
-from swarm_kit import faulty
+from swarm_kit import faulty, kill_when
 
 from backbone.engine import Engine
 from backbone.local_workers import WorkerSpec
@@ -131,13 +130,6 @@ def test_a_worker_killed_in_the_middle_of_a_call(model: Model, expected: bytes, 
         assert workers.local_calls > 0
 
 
-def kill_when(mark: Path, pid: int) -> None:
-    until = time.monotonic() + 30
-    while not mark.exists() and time.monotonic() < until:
-        os.sched_yield()
-    os.kill(pid, signal.SIGKILL)
-
-
 class Recording(NumpyBackend):
     """The reference, with a note of every matrix that is multiplied here."""
 
@@ -190,6 +182,7 @@ class Noted:
 
     is_here = False
     busiest_ns = 0
+    class_changes = ()
 
     def __init__(self, inner: Swarm, log: list[str]) -> None:
         self._inner, self._log = inner, log

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import select
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,46 @@ from kernels.gguf import open_gguf
 from kernels.reference import expert_rows
 from kernels.registry import make_backend
 from protocol.messages import Assign, Slice
+from worker.arrivals import Checked
 from worker.compute import Layer
 from worker.errors import WorkerError
 from worker.experts import ExpertStore, slice_bytes
+
+MakeStore = Callable[..., ExpertStore]
+
+
+@pytest.fixture
+def make_store() -> Iterator[MakeStore]:
+    """Makes stores, which are closed with the test."""
+    made: list[ExpertStore] = []
+
+    def make(**options: Any) -> ExpertStore:
+        made.append(ExpertStore(make_backend("numpy"), **options))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def checked(store: ExpertStore) -> Checked:
+    """The next word on a whole slice."""
+    while True:
+        assert select.select([store.wake], [], [], 30)[0]
+        for result in store.results():
+            if isinstance(result, Checked):
+                return result
 
 
 def stored(store: ExpertStore, data: bytes, chunk: int = 100) -> bytes:
     """Store bytes in chunks; their sha256."""
     sha256 = hashlib.sha256(data).digest()
     for offset in range(0, len(data), chunk):
-        piece = np.frombuffer(data[offset : offset + chunk], np.uint8)
-        is_whole = store.add_chunk(sha256, len(data), offset, piece)
-    assert is_whole
+        store.add_chunk(sha256, len(data), offset, np.frombuffer(data[offset : offset + chunk], np.uint8))
+    found = checked(store)
+    assert found.sha256 == sha256
+    assert found.data is not None
+    assert found.data.tobytes() == data
     return sha256
 
 
@@ -47,8 +77,8 @@ def model(tmp_path: Path) -> TinyExperts:
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_rows_are_those_of_the_model(model: TinyExperts, from_file: bool) -> None:
-    store = ExpertStore(make_backend("numpy"), open_gguf(model.path) if from_file else None)
+def test_rows_are_those_of_the_model(make_store: MakeStore, model: TinyExperts, from_file: bool) -> None:
+    store = make_store(file=open_gguf(model.path) if from_file else None)
     store.load(assignment(None if from_file else store, model, 1, (3, 0)))
     x = np.random.default_rng(0).standard_normal((3, model.width)).astype(np.float32)
     pairs = np.array([[2, 3], [0, 0], [1, 3], [2, 0]], np.int32)
@@ -64,8 +94,8 @@ def test_rows_are_those_of_the_model(model: TinyExperts, from_file: bool) -> Non
     assert spent_ns > 0
 
 
-def test_a_slice_in_common_is_kept_once_and_outlives_one_layer(model: TinyExperts) -> None:
-    store = ExpertStore(make_backend("numpy"))
+def test_a_slice_in_common_is_kept_once_and_outlives_one_layer(make_store: MakeStore, model: TinyExperts) -> None:
+    store = make_store()
     first = assignment(store, model, 0, (0,))
     before = store.nbytes
     store.load(first)
@@ -79,19 +109,20 @@ def test_a_slice_in_common_is_kept_once_and_outlives_one_layer(model: TinyExpert
     assert store.nbytes == 0
 
 
-def test_a_wrong_slice_is_forgotten_and_can_come_again() -> None:
-    store = ExpertStore(make_backend("numpy"))
+def test_a_wrong_slice_is_forgotten_and_can_come_again(make_store: MakeStore) -> None:
+    store = make_store()
     data = bytes(range(200))
     sha256 = hashlib.sha256(data).digest()
     for last, is_right in ((b"\0", False), (data[-1:], True)):
-        assert store.add_chunk(sha256, 200, 0, np.frombuffer(data[:199], np.uint8)) is None
-        assert store.add_chunk(sha256, 200, 199, np.frombuffer(last, np.uint8)) is is_right
+        store.add_chunk(sha256, 200, 0, np.frombuffer(data[:199], np.uint8))
+        store.add_chunk(sha256, 200, 199, np.frombuffer(last, np.uint8))
+        assert (checked(store).data is not None) is is_right
 
 
 @pytest.mark.parametrize(("offset", "length"), [(100, 50), (0, 201), (50, 1)])
-def test_a_chunk_out_of_place_is_refused(offset: int, length: int) -> None:
+def test_a_chunk_out_of_place_is_refused(make_store: MakeStore, offset: int, length: int) -> None:
     with pytest.raises(WorkerError, match=rf"a chunk of {length} bytes at {offset}; 0 of 200 are here"):
-        ExpertStore(make_backend("numpy")).add_chunk(bytes(32), 200, offset, np.zeros(length, np.uint8))
+        make_store().add_chunk(bytes(32), 200, offset, np.zeros(length, np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +141,8 @@ def test_slices_that_cannot_be_are_refused(change: dict[str, Any], told: str) ->
     assert told in str(caught.value)
 
 
-def experts_of(**shapes: tuple[int, int]) -> tuple[ExpertStore, Assign]:
-    store = ExpertStore(make_backend("numpy"))
+def experts_of(make_store: MakeStore, **shapes: tuple[int, int]) -> tuple[ExpertStore, Assign]:
+    store = make_store()
     slices = tuple(
         slice_of(part, stored(store, bytes(4 * rows * cols)), rows=rows, cols=cols)
         for part, (rows, cols) in shapes.items()
@@ -129,28 +160,30 @@ def experts_of(**shapes: tuple[int, int]) -> tuple[ExpertStore, Assign]:
         ({"gate": (4, 2), "up": (4, 2), "down": (2, 4), "down_bias": (1, 4)}, "down_bias has 4 values, not 2"),
     ],
 )
-def test_slices_that_make_no_expert_are_refused(shapes: dict[str, tuple[int, int]], told: str) -> None:
-    store, assign = experts_of(**shapes)
+def test_slices_that_make_no_expert_are_refused(
+    make_store: MakeStore, shapes: dict[str, tuple[int, int]], told: str
+) -> None:
+    store, assign = experts_of(make_store, **shapes)
     with pytest.raises(WorkerError, match="layer 0: ") as caught:
         store.load(assign)
     assert told in str(caught.value)
 
 
-def test_one_hash_for_two_sizes_is_refused() -> None:
-    store, assign = experts_of(gate=(4, 2), up=(4, 2), down=(2, 4))
+def test_one_hash_for_two_sizes_is_refused(make_store: MakeStore) -> None:
+    store, assign = experts_of(make_store, gate=(4, 2), up=(4, 2), down=(2, 4))
     slices = tuple(replace(piece, cols=3) if piece.part == "gate" else piece for piece in assign.slices)
     with pytest.raises(WorkerError, match="32 bytes for a F32 matrix 4 x 3 of 48 bytes"):
         store.load(replace(assign, slices=slices))
 
 
-def test_an_unknown_activation_is_refused() -> None:
-    store, assign = experts_of(gate=(4, 2), up=(4, 2), down=(2, 4))
+def test_an_unknown_activation_is_refused(make_store: MakeStore) -> None:
+    store, assign = experts_of(make_store, gate=(4, 2), up=(4, 2), down=(2, 4))
     with pytest.raises(WorkerError, match="activation 'tanh' is not known here; known are .*silu"):
         store.load(replace(assign, activation="tanh"))
 
 
-def test_the_file_here_has_to_be_the_same(model: TinyExperts) -> None:
-    store = ExpertStore(make_backend("numpy"), open_gguf(model.path))
+def test_the_file_here_has_to_be_the_same(make_store: MakeStore, model: TinyExperts) -> None:
+    store = make_store(file=open_gguf(model.path))
     assign = assignment(None, model, 1, (0,))
     for change, told in (
         ({"tensor": "blk.9.gate"}, "no tensor blk.9.gate of type 0"),

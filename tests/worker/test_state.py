@@ -24,7 +24,9 @@ from protocol.messages import (
     Welcome,
 )
 from worker.state import (
+    UNSTORED_BYTES,
     Action,
+    Check,
     Compute,
     End,
     Ignored,
@@ -77,7 +79,7 @@ def test_it_gives_up_when_nobody_answers() -> None:
     state = WorkerState()
     assert state.ticked(100.0) == []
     assert state.ticked(160.0) == []
-    assert state.ticked(160.1) == [End("no answer from the backbone within 60 s")]
+    assert state.ticked(160.1) == [End("no answer from the backbone within 60 s", may_retry=True)]
     assert state.phase is Phase.ENDED
     assert serving().ticked(1e9) == []
 
@@ -134,8 +136,8 @@ def test_a_layer_is_loaded_when_its_last_slice_is_right() -> None:
 
 def test_a_call_of_another_epoch_is_refused() -> None:
     state = serving(has_file=True)
-    task = assign(3, 5, 1)
-    assert state.assigned(task, [10]) == [Keep(frozenset({sha(1)}), 5), Load(task)]
+    task = Assign(3, 5, "silu", (slice_of("gate"),))
+    assert state.assigned(task, [10]) == [Keep(frozenset({b""}), 5), Load(task)]
     state.loaded(task)
     (refusal,) = state.asked(Run(9, 4, 5))
     assert refusal == Send(Failed(9, 4, "layer 5 is of epoch 3 here, asked for is epoch 4"))
@@ -199,7 +201,7 @@ def test_slices_need_a_hash_unless_the_file_is_here() -> None:
 
 def test_what_cannot_be_loaded_is_told() -> None:
     state = serving(has_file=True)
-    task = assign(1, 0, 1)
+    task = Assign(1, 0, "silu", (slice_of("gate"),))
     state.assigned(task, [10])
     assert state.not_loaded(task, "no\nsuch tensor") == [Send(Failed(0, 1, "no such tensor"))]
     assert of(Send, state.asked(Run(1, 1, 0)))
@@ -216,6 +218,113 @@ def test_a_broken_connection_for_weights_asks_again() -> None:
     state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES])
     state.chunk_came(sha(1), 0, CHUNK_BYTES)
     assert state.weights_connected() == [SendAttach(), SendFetch(Fetch(sha(1), CHUNK_BYTES, CHUNK_BYTES))]
+
+
+def test_what_lies_here_is_checked_and_not_fetched() -> None:
+    state = serving()
+    task = assign(1, 0, 1, 2)
+    actions = state.assigned(task, [10, 10], [10, 0])
+    assert of(Check, actions) == [Check(task.slices[0], 10)]
+    assert fetches(actions) == [Fetch(sha(2), 0, 10)]
+    assert state.slice_right(sha(1)) == []
+    state.chunk_came(sha(2), 0, 10)
+    assert state.slice_right(sha(2)) == [Load(task)]
+
+
+def test_what_is_not_what_it_seemed_is_fetched_with_all_its_attempts() -> None:
+    state = serving()
+    state.assigned(assign(1, 0, 1), [10], [10])
+    assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
+    state.chunk_came(sha(1), 0, 10)
+    assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
+    state.chunk_came(sha(1), 0, 10)
+    assert of(Send, state.slice_wrong(sha(1)))
+
+
+def test_the_rest_of_what_began_is_fetched() -> None:
+    state = serving()
+    actions = state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES], [CHUNK_BYTES + 5])
+    assert fetches(actions) == [Fetch(sha(1), CHUNK_BYTES + 5, CHUNK_BYTES - 5)]
+    (progress,) = of(Progress, state.chunk_came(sha(1), CHUNK_BYTES + 5, CHUNK_BYTES - 5))
+    assert progress == Progress(2 * CHUNK_BYTES, 2 * CHUNK_BYTES)
+
+
+def test_no_more_is_asked_for_than_can_be_put_away() -> None:
+    state, size = serving(), 2 * UNSTORED_BYTES
+    asked = fetches(state.assigned(assign(1, 0, 1), [size]))
+    came = 0
+    while asked:
+        fetch = asked.pop(0)
+        came += fetch.length
+        asked += fetches(state.chunk_came(fetch.sha256, fetch.offset, fetch.length))
+    assert UNSTORED_BYTES <= came <= UNSTORED_BYTES + CHUNKS_IN_FLIGHT * CHUNK_BYTES
+    for _ in range(CHUNKS_IN_FLIGHT):
+        asked += fetches(state.chunk_stored(CHUNK_BYTES))
+    assert asked[0].offset == came
+
+
+def held(*layers: int, **options: Any) -> WorkerState:
+    """A state that holds these layers, slice n for layer n, 10 bytes each."""
+    state = serving(**options)
+    for layer in layers:
+        state.assigned(task := assign(1, layer, layer), [10])
+        state.chunk_came(sha(layer), 0, 10)
+        state.slice_right(sha(layer))
+        state.loaded(task)
+    return state
+
+
+def again(state: WorkerState) -> None:
+    assert state.session_began() == []
+    state.welcomed(Welcome("w"))
+    state.weights_connected()
+
+
+def test_a_new_session_keeps_slices_and_no_promises() -> None:
+    state = held(1, 2)
+    assert state.experts_held() == 2
+    again(state)
+    assert state.experts_held() == 0
+    assert state.asked(Run(1, 1, 1)) == [Send(Failed(1, 1, "no experts of layer 1 are held here"))]
+    task = assign(1, 1, 1)
+    assert state.assigned(task, [10]) == [Keep(frozenset({sha(1), sha(2)}), 1), Load(task)]
+    state.loaded(task)
+    assert state.experts_held() == 1
+    # The first call shows that layer 2 is not wanted any more.
+    assert state.asked(Run(1, 1, 1)) == [Keep(frozenset({sha(1)}), 2), Compute(Run(1, 1, 1))]
+    assert state.asked(Run(2, 1, 1)) == [Compute(Run(2, 1, 1))]
+    assert state.cached() == (sha(1),)
+
+
+def test_what_an_earlier_session_left_makes_room() -> None:
+    state = held(1, 2, memory_bytes=25)
+    again(state)
+    actions = state.assigned(assign(1, 3, 3), [10])
+    assert of(Keep, actions) == [Keep(frozenset(), 1), Keep(frozenset(), 2), Keep(frozenset({sha(3)}), 3)]
+    assert fetches(actions) == [Fetch(sha(3), 0, 10)]
+    again(state)
+    (refusal,) = of(Send, state.assigned(assign(1, 3, 3), [26]))
+    assert "needs 26 bytes beside 0 assigned before" in refusal.message.reason
+
+
+def test_nothing_of_an_earlier_session_is_taken_for_this_ones() -> None:
+    state = serving()
+    task = assign(1, 0, 1)
+    state.assigned(task, [10])
+    state.chunk_came(sha(1), 0, 10)
+    again(state)
+    assert state.slice_right(sha(1)) == state.slice_wrong(sha(1)) == state.loaded(task) == []
+    assert of(Ignored, state.chunk_came(sha(1), 0, 10))
+    assert fetches(state.assigned(task, [10])) == [Fetch(sha(1), 0, 10)]
+    assert state.slice_wrong(sha(1)) == []  # a late word on the chunk of before
+    assert state.slice_right(sha(1)) == [Load(task)]
+    assert of(Ignored, state.chunk_came(sha(1), 0, 10))  # found here meanwhile
+
+
+def test_it_says_goodbye_when_it_is_stopped() -> None:
+    state = serving()
+    assert state.stopped() == [Send(Goodbye("stopped")), End("")]
+    assert state.phase is Phase.ENDED
 
 
 class AnyDownload(RuleBasedStateMachine):
@@ -263,6 +372,7 @@ class AnyDownload(RuleBasedStateMachine):
         assert store.offset == self.done.get(fetch.sha256, 0)
         self.done[fetch.sha256] = fetch.offset + fetch.length
         self.act(actions)
+        self.act(self.state.chunk_stored(fetch.length))
         if self.done[fetch.sha256] == store.size:
             del self.done[fetch.sha256]
             if is_right:
@@ -291,3 +401,53 @@ class AnyDownload(RuleBasedStateMachine):
 
 AnyDownload.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestAnyDownload = AnyDownload.TestCase
+
+
+def hold(state: WorkerState, task: Assign, *sizes: int) -> list[Action]:
+    """Fetch and load an assignment's slices, those that are not here already."""
+    state.assigned(task, list(sizes))
+    for piece, size in zip(task.slices, sizes, strict=True):
+        state.chunk_came(piece.sha256, 0, size)
+        state.slice_right(piece.sha256)
+    return state.loaded(task)
+
+
+def test_what_a_layer_had_before_serves_until_the_next_is_here() -> None:
+    """A re-balance must not stop calls: those of the old epoch are computed, also when they come after the change."""
+    state = serving()
+    assert hold(state, assign(1, 0, 1, 2), 10, 10) == [Send(Ready(1, 0))]
+    again = assign(2, 0, 2, 3)
+    actions = state.assigned(again, [10, 10])
+    assert actions[0] == Keep(frozenset({sha(1), sha(2), sha(3)}))
+    assert state.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+    reason = "layer 0 is of epoch 1 here, asked for is epoch 2"
+    assert state.asked(Run(8, 2, 0)) == [Send(Failed(8, 2, reason))]
+    state.chunk_came(sha(3), 0, 10)
+    assert state.slice_right(sha(3)) == [Load(again)]
+    assert state.loaded(again) == [Keep(frozenset({sha(2), sha(3)})), Send(Ready(2, 0))]
+    assert state.asked(Run(9, 1, 0)) == [Compute(Run(9, 1, 0))]
+    assert state.asked(Run(10, 2, 0)) == [Compute(Run(10, 2, 0))]
+
+
+def test_without_room_for_both_the_earlier_experts_go_first() -> None:
+    state = serving(memory_bytes=25)
+    hold(state, assign(1, 0, 1, 2), 10, 10)
+    assert state.assigned(assign(2, 0, 2, 3), [10, 10])[0] == Keep(frozenset({sha(2), sha(3)}), 0)
+    assert state.asked(Run(7, 1, 0)) == [Send(Failed(7, 1, "no experts of layer 0 are held here"))]
+    fewer = serving(memory_bytes=25)
+    hold(fewer, assign(1, 0, 1, 2), 10, 10)
+    assert fewer.assigned(assign(2, 0, 2), [10])[0] == Keep(frozenset({sha(1), sha(2)}))  # fewer need no more
+    assert fewer.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+
+
+def test_an_assignment_that_fails_leaves_the_one_before() -> None:
+    state = serving()
+    hold(state, assign(1, 0, 1), 10)
+    broken = assign(2, 0, 1, 2)
+    state.assigned(broken, [10, 10])
+    assert state.not_loaded(broken, "no") == [Send(Failed(0, 2, "no"))]
+    assert state.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
+    assert state.experts_held() == 1
+    state.session_began()
+    state.welcomed(Welcome("w"))
+    assert state.asked(Run(7, 1, 0)) == [Send(Failed(7, 1, "no experts of layer 0 are held here"))]

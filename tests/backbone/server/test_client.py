@@ -232,8 +232,8 @@ GOOD = {"host": "127.0.0.1", "port": 1, "token": "t", "pid": 1, "model": "m"}
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "null", "[" * 50_000, json.dumps(GOOD | {"port": "1"}), json.dumps(GOOD | {"more": 1}),
-     json.dumps(GOOD | {"pid": True}), json.dumps({}), " " * (1 << 17) + json.dumps(GOOD)],
-    ids=range(10),
+     json.dumps(GOOD | {"pid": True}), json.dumps({})],
+    ids=range(9),
 )  # fmt: skip
 def test_a_file_that_says_nothing_is_none(tmp_path: Path, content: str) -> None:
     path = run_file.path_of({"XDG_STATE_HOME": str(tmp_path)})
@@ -246,7 +246,8 @@ def test_a_file_that_says_nothing_is_none(tmp_path: Path, content: str) -> None:
 
 def test_a_file_that_others_can_read_is_none(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    path = run_file.write(RunFile(**GOOD), environ)  # type: ignore[arg-type]
+    run_file.write(RunFile(**GOOD), environ)  # type: ignore[arg-type]
+    path = run_file.path_of(environ)
     assert run_file.read(environ) == RunFile(**GOOD)  # type: ignore[arg-type]
     path.chmod(0o644)
     assert run_file.read(environ) is None

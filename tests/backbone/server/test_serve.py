@@ -231,8 +231,8 @@ def test_a_full_queue_is_told_and_moves_on(tmp_path: Path, cache: Path) -> None:
 
 def test_a_worker_that_dies_changes_no_answer(tmp_path: Path, cache: Path) -> None:
     with serving(tmp_path, "--workers", "2", cache=cache) as server:
-        lasting = {"max_tokens": 250, "ignore_eos": True}
-        alone = [ask(server, prompt=prompt, **lasting)[1]["choices"][0]["text"] for prompt in PROMPTS]
+        lasting = {"max_tokens": 150, "ignore_eos": True}
+        alone = [ask(server, prompt=prompt, **lasting)[1]["choices"][0]["text"] for prompt in PROMPTS[:5]]
         victim, _ = server.workers()
         begun = queue.SimpleQueue[str]()
 
@@ -255,7 +255,8 @@ def test_a_worker_that_dies_changes_no_answer(tmp_path: Path, cache: Path) -> No
         assert [text for text, _ in found] == alone[:4]
         live = server.get("/status")["server"]
         assert {w["state"] for w in live["workers"]} == {"lost", "serving"}
-        assert any("SIGKILL" in json.dumps(origin["failures"]) for _, origin in found)
+        told = [origin["failures"] for _, origin in found]
+        assert any("local-1" in failures for failures in told), (told, live["workers"])
         later = ask(server, prompt=PROMPTS[4], **lasting)[1]
         assert later["choices"][0]["text"] == alone[4]
         assert later["expertswarm"]["failures"] == {}  # it had none of its own

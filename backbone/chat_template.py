@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
-from .session import Session
 from .tokenizer import Tokenizer
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -67,22 +66,29 @@ def _end_of(done: subprocess.CompletedProcess[bytes]) -> str:
     return _LIMITS if done.returncode < 0 else next((line for line in reversed(words) if line.strip()), _LIMITS)
 
 
-def template_of(metadata: Mapping[str, Any], source: str, file: str | None) -> str:
-    """The chat template of a file, else the model's own. ChatTemplateError when there is none."""
-    if file is not None:
-        try:
-            with Path(file).open("rb") as stream:
-                template: Any = stream.read(MAX_TEMPLATE_BYTES + 1).decode("utf-8")
-        except OSError as error:
-            raise ChatTemplateError(f"{file}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ChatTemplateError(f"{file}: byte {error.start} is not UTF-8") from None
-    else:
-        template = metadata.get(TEMPLATE_KEY)
+def read_template(file: str) -> str:
+    """The chat template that a file holds. ChatTemplateError when it cannot be one."""
+    try:
+        with Path(file).open("rb") as stream:
+            template = stream.read(MAX_TEMPLATE_BYTES + 1).decode("utf-8")
+    except OSError as error:
+        raise ChatTemplateError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"{file}: byte {error.start} is not UTF-8") from None
+    return _bounded(template, file)
+
+
+def template_of(metadata: Mapping[str, Any], source: str) -> str:
+    """The model's own chat template. ChatTemplateError when there is none."""
+    template = metadata.get(TEMPLATE_KEY)
     if not isinstance(template, str):
         raise ChatTemplateError(f"{source}: the model has no chat template; give one with --template FILE")
+    return _bounded(template, source)
+
+
+def _bounded(template: str, source: str) -> str:
     if len(template.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
-        raise ChatTemplateError(f"{file or source}: the chat template is larger than {MAX_TEMPLATE_BYTES >> 20} MiB")
+        raise ChatTemplateError(f"{source}: the chat template is larger than {MAX_TEMPLATE_BYTES >> 20} MiB")
     return template
 
 
@@ -90,10 +96,3 @@ def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of a rendered template: its control tokens count as such, and BOS is added only where it wrote none."""
     writes_bos = bool(tokenizer.bos_text) and text.startswith(tokenizer.bos_text)
     return tokenizer.encode(text, add_special=not writes_bos)
-
-
-def chat_prompt(session: Session, tokenizer: Tokenizer, messages: Messages, file: str | None) -> list[int]:
-    """Ids of the prompt for messages."""
-    template = template_of(session.model.gguf.metadata, str(session.model.path), file)
-    text = render_chat(template, messages, bos_token=tokenizer.bos_text, eos_token=tokenizer.eos_text)
-    return encode_chat(tokenizer, text)

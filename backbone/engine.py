@@ -15,7 +15,7 @@ from kernels.interface import F32
 from kernels.state import Rows, Sequence, Taps
 
 from .clock import Clock
-from .errors import UsageError
+from .errors import ContextFull, UsageError
 from .executor import interleave
 from .experts import ExpertSource
 from .model import Model
@@ -74,7 +74,7 @@ class Answer:
 
 
 class Engine:
-    """One loaded model, answering one request at a time; a sequence's memory can be kept between requests."""
+    """One loaded model that runs tokens; a sequence's memory can be kept between requests."""
 
     def __init__(
         self,
@@ -122,9 +122,7 @@ class Engine:
     ) -> Iterator[F32]:
         """As `extend`, giving each chunk's logits (none but for the last chunk, unless all are wanted)."""
         first = len(sequence.tokens)
-        if first + len(tokens) > self.context:
-            raise UsageError(f"{first + len(tokens)} tokens do not fit the context of {self.context}; raise it with -c")
-        self._refuse_unknown(tokens)
+        self.refuse_unfit(tokens, first)
         batches = list[Rows]()
         for start in range(0, len(tokens), self._chunk_rows):
             ids = np.asarray(tokens[start : start + self._chunk_rows], dtype=np.int32)
@@ -133,16 +131,25 @@ class Engine:
             positions = np.arange(first + start, first + start + len(ids), dtype=np.int64)
             given = {layer: of[start : start + len(ids)] for layer, of in given_ids.items()} if given_ids else None
             batches.append(Rows(ids, positions, [sequence] * len(ids), wanted, taps, given))
+        # Taps are filled in the order of rows: chunks then run one after another.
+        yield from self.run_batches(batches, at_once=1 if taps is not None else 2)
+
+    def run_batches(self, batches: Seq[Rows], *, at_once: int = 2) -> Iterator[F32]:
+        """Run batches in order, each of one or several sequences; logits [wanted, vocabulary] of each.
+
+        When one fails, all of them are forgotten: a sequence never holds part of what was to be run.
+        """
+        before = {id(s): (s, len(s.tokens)) for rows in batches for s in rows.sequences}
         try:
-            # Taps are filled in the order of rows: chunks then run one after another.
             runs = [self.model.executor.run(rows, self.experts, self._clock) for rows in batches]
-            finished = interleave(runs, at_once=1 if taps is not None else 2)
-            for rows, logits in zip(batches, finished, strict=True):
-                sequence.tokens += rows.tokens.tolist()
+            for rows, logits in zip(batches, interleave(runs, at_once=at_once), strict=True):
+                for sequence, token in zip(rows.sequences, rows.tokens.tolist(), strict=True):
+                    sequence.tokens.append(token)
                 yield logits
         except BaseException:
             self.experts.abandon()
-            sequence.truncate(first)  # what was half done is forgotten: a sequence never holds part of a prompt
+            for sequence, length in before.values():
+                sequence.truncate(length)
             raise
 
     def step(self, sequence: Sequence, token: int) -> F32:
@@ -159,7 +166,12 @@ class Engine:
         self._clock.lap("sampling")
         return token
 
-    def _refuse_unknown(self, tokens: Seq[int]) -> None:
+    def refuse_unfit(self, tokens: Seq[int], first: int = 0) -> None:
+        """UsageError for tokens that cannot be run at position `first`: too many, none, or unknown ones."""
+        if first + len(tokens) > self.context:
+            raise ContextFull(
+                f"{first + len(tokens)} tokens do not fit the context of {self.context}; raise it with -c"
+            )
         if not tokens:
             raise UsageError("there is no token to run: give a prompt")
         worst = max(tokens) if max(tokens) >= self.model.vocabulary else min(tokens)
@@ -180,64 +192,96 @@ class Engine:
 
         KeyboardInterrupt from a callback or a step ends the answer with stop "cancelled" and is not raised again.
         """
-        answer = Answer(prompt_ids=list(prompt_ids))
-        changes = _Changes(self.experts, answer)
-        stream = _Stream(tokenizer, options, answer, on_text)
+        turn = Turn(self, prompt_ids, tokenizer, options, sequence=sequence, on_text=on_text)
         try:
-            self._answer(answer, stream, changes, tokenizer, options, sequence or self.new_sequence(), on_prompt)
+            logits = np.empty((0, 0), np.float32)
+            for part in self.extend_in_chunks(turn.sequence, turn.left):
+                logits = part
+                on_prompt(len(turn.sequence.tokens), len(turn.answer.prompt_ids))
+            token = turn.advance(logits[0] if len(logits) else logits)
+            while token is not None:
+                token = turn.advance(self.step(turn.sequence, token))
         except KeyboardInterrupt:
-            answer.stop = "cancelled"
-        changes.note()
-        stream.finish()
-        return answer
+            turn.cancel()
+        turn.finish()
+        return turn.answer
 
-    def _answer(
+
+class Turn:
+    """An answer in the making: takes logits, gives the token to run next. Whoever runs the tokens drives it."""
+
+    def __init__(
         self,
-        answer: Answer,
-        stream: _Stream,
-        changes: _Changes,
+        engine: Engine,
+        prompt_ids: Seq[int],
         tokenizer: Tokenizer,
         options: GenerateOptions,
-        sequence: Sequence,
-        on_prompt: Callable[[int, int], None],
+        *,
+        sequence: Sequence | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> None:
-        started = time.perf_counter()
-        left = answer.prompt_ids[len(sequence.tokens) :]
-        answer.prompt.tokens = len(left)
-        logits = np.empty((0, 0), np.float32)
-        for part in self.extend_in_chunks(sequence, left):
-            logits = part
-            on_prompt(len(sequence.tokens), len(answer.prompt_ids))
-        answer.prompt.seconds = time.perf_counter() - started
-        sampler, row = Sampler(options.sampling), logits[0] if len(logits) else logits
-        started = time.perf_counter()
-        try:
-            while (stop := self._ended(answer, options, sequence)) is None:
-                changes.note()
-                token = self.choose(sampler, row, sequence)
-                if options.digest:
-                    answer.logits_sha256.append(logits_sha256(row))
-                answer.ids.append(token)
-                answer.decode.tokens += 1
-                if token in tokenizer.eos_ids and not options.ignore_eos:
-                    stop = "eos"
-                elif stream.feed(token):
-                    stop = "stop"
-                if stop is not None:
-                    break
-                if self._ended(answer, options, sequence) is None:
-                    row = self.step(sequence, token)
-            answer.stop = stop
-        finally:
-            answer.decode.seconds = time.perf_counter() - started
+        self.answer = Answer(prompt_ids=list(prompt_ids))
+        self.sequence = sequence or engine.new_sequence()
+        self.answer.prompt.tokens = len(self.left)
+        self._engine, self._options, self._eos_ids = engine, options, tokenizer.eos_ids
+        self._stream = _Stream(tokenizer, options, self.answer, on_text)
+        self._changes = _Changes(engine.experts, self.answer)
+        self._sampler = Sampler(options.sampling)
+        self._started = time.perf_counter()
+        self._timing = self.answer.prompt
 
-    def _ended(self, answer: Answer, options: GenerateOptions, sequence: Sequence) -> str | None:
-        if len(answer.ids) >= options.max_tokens:
-            return "limit"
-        # The last token chosen is not in the sequence yet and needs a place of its own.
-        if len(answer.prompt_ids) + len(answer.ids) >= self.context:
-            return "length"
+    @property
+    def left(self) -> list[int]:
+        """Tokens of the prompt that are yet to be run."""
+        return self.answer.prompt_ids[len(self.sequence.tokens) :]
+
+    def advance(self, row: F32) -> int | None:
+        """Choose the token after those that were run, by its logits [vocabulary]. None: the answer has ended."""
+        if self._timing is self.answer.prompt:
+            self._lap()
+            self._timing = self.answer.decode
+        answer, options = self.answer, self._options
+        if self._is_full():
+            return None
+        self._changes.note()
+        token = self._engine.choose(self._sampler, row, self.sequence)
+        if options.digest:
+            answer.logits_sha256.append(logits_sha256(row))
+        answer.ids.append(token)
+        answer.decode.tokens += 1
+        if token in self._eos_ids and not options.ignore_eos:
+            answer.stop = "eos"
+        elif self._stream.feed(token):
+            answer.stop = "stop"
+        elif not self._is_full():
+            return token
         return None
+
+    def cancel(self) -> None:
+        """It was broken off, also where it had just ended."""
+        self.answer.stop = "cancelled"
+
+    def finish(self) -> None:
+        """Once nothing more is run for it: show what was held back, stop its time."""
+        self._lap()
+        self._changes.note()
+        self._stream.finish()
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        self._timing.seconds += now - self._started
+        self._started = now
+
+    def _is_full(self) -> bool:
+        answer = self.answer
+        if len(answer.ids) >= self._options.max_tokens:
+            answer.stop = "limit"
+        # The last token chosen is not in the sequence yet and needs a place of its own.
+        elif len(answer.prompt_ids) + len(answer.ids) >= self._engine.context:
+            answer.stop = "length"
+        else:
+            return False
+        return True
 
 
 class _Changes:
@@ -282,6 +326,12 @@ class _Stream:
         if text:
             self._answer.text += text
             self._on_text(text)
+
+
+def common_prefix(cached: list[int], ids: list[int]) -> int:
+    """How many tokens of what is cached begin the prompt; one is left to run, since its logits are needed."""
+    same = next((i for i, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b), min(len(cached), len(ids)))
+    return min(same, len(ids) - 1)
 
 
 def logits_sha256(row: NDArray[np.float32]) -> str:

@@ -2,6 +2,7 @@
 
 BackboneError        the request failed on the way: exit code 1
 └── UsageError       wrong use or bad input: exit code 2
+    └── ContextFull  more tokens than the context holds
 """
 
 
@@ -11,3 +12,7 @@ class BackboneError(Exception):
 
 class UsageError(BackboneError):
     """The caller's input cannot be used as it is; the message names the place and the fix."""
+
+
+class ContextFull(UsageError):
+    """More tokens than the context holds."""

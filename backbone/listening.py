@@ -49,12 +49,12 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
-def parse_address(text: str, place: str) -> Address:
+def parse_address(text: str, place: str, *, least_port: int = 1) -> Address:
     """An address of HOST:PORT, [IPV6]:PORT or *:PORT. UsageError names the place it came from."""
     host, colon, port = text.strip().rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = "0.0.0.0" if host == "*" else host[1:-1] if is_bracketed else host  # noqa: S104 - asked for
-    is_number = port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535
+    is_number = port.isascii() and port.isdecimal() and least_port <= int(port[:6]) <= 65535
     if not colon or not is_number or not is_host(host) or (":" in host) != is_bracketed:
         raise UsageError(f"{place}: {text[:80]!r} is not HOST:PORT, such as 0.0.0.0:7610 or [::]:7610")
     return Address(host, int(port))

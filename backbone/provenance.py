@@ -10,6 +10,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,15 +72,19 @@ class WeightsDigest:
     def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         self._paths = tuple(paths)
         self._cache = DigestCache(folder or cache_folder())
-        self._found: str | None = None
+        #: The digest, once it is known; empty when a file could not be read.
+        self.future = Future[str]()
+        self.future.set_running_or_notify_cancel()  # nobody who waits for it can cancel it for the others
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights-digest", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        found = [digest for path in self._paths if (digest := self._one(path)) is not None]
-        if found and len(found) == len(self._paths):
-            self._found = combined(found)
+        found = list[str]()
+        try:
+            found = [digest for path in self._paths if (digest := self._one(path)) is not None]
+        finally:
+            self.future.set_result(combined(found) if found and len(found) == len(self._paths) else "")
 
     def _one(self, path: Path) -> str | None:
         if (known := known_sha256([path], self._cache)) is not None:
@@ -101,8 +106,7 @@ class WeightsDigest:
 
     def result(self) -> str:
         """The digest, once it is known; empty when a file could not be read."""
-        self._thread.join()
-        return self._found or ""
+        return self.future.result()
 
     def stop(self) -> None:
         """Give up hashing: nobody will ask."""

@@ -279,6 +279,48 @@ KNOBS: tuple[Knob, ...] = (
         most=(1 << 63) - 1,
         help="seed of the draw; the same seed gives the same text (default: from the system)",
     ),
+    Knob(
+        name="http",
+        flags=("--http",),
+        kind=str,
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where serve answers; beyond this machine it needs an API key (port 0: any that is free)",
+    ),
+    Knob(
+        name="api_key_file",
+        flags=("--api-key-file",),
+        kind=str,
+        default="",
+        metavar="FILE",
+        help="file whose first line is the key that serve wants of its clients",
+    ),
+    Knob(
+        name="api_key",
+        flags=(),
+        kind=str,
+        default="",
+        help="that key itself",
+        is_secret=True,
+    ),
+    Knob(
+        name="parallel",
+        flags=("--parallel",),
+        kind=int,
+        default=4,
+        least=1,
+        most=256,
+        help="answers that serve makes at once; each keeps its keys and values",
+    ),
+    Knob(
+        name="queue",
+        flags=("--queue",),
+        kind=int,
+        default=64,
+        least=0,
+        most=1 << 16,
+        help="requests that may wait for their turn; more are refused with 503",
+    ),
 )
 BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 

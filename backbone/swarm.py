@@ -175,6 +175,18 @@ class Swarm:
             self._dispatcher.forgotten(ticket)
             del self._open[ticket]
 
+    # ---- between steps
+
+    def serve_due(self, wake: int, timeout_s: float) -> None:
+        """Wait until something comes, the file descriptor `wake` can be read, or the time is over; handle what came."""
+        self._poller.register(wake, zmq.POLLIN)
+        try:
+            self._poller.poll(int(timeout_s * 1000))
+        finally:
+            self._poller.unregister(wake)
+        while self._pump(0):
+            pass
+
     # ---- what became of it
 
     def report(self) -> list[WorkerReport]:

@@ -26,6 +26,7 @@ THIRD_PARTY = {
     "kernels": {"numpy"},
     "worker": {"numpy", "zmq", "msgpack"},
     "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2", "segno"},
+    "backbone.server": {"starlette", "uvicorn", "prometheus_client"},
 }
 #: What only an extra brings: each is imported by the one module of a package that binds it, in a function.
 EXTRAS = {
@@ -60,6 +61,7 @@ def faults(source: str, package: tuple[str, ...]) -> list[str]:
     """The imports of a module that it may not have."""
     home = package[0]
     fine = {home} | ALLOWED[home] | THIRD_PARTY[home] | sys.stdlib_module_names
+    fine |= THIRD_PARTY.get(".".join(package[:2]), set())
     return [name for name in imported(source, package) if name.split(".")[0] not in fine]
 
 
@@ -90,6 +92,8 @@ def test_what_an_extra_brings_is_imported_when_it_is_needed(module: str) -> None
         ("from ...worker import x", ("backbone", "commands"), ["beyond the top"]),
         ("import tests.support", ("backbone",), ["tests.support"]),
         ("import zmq, os", ("kernels",), ["zmq"]),
+        ("import uvicorn", ("backbone", "commands"), ["uvicorn"]),
+        ("import uvicorn, zmq", ("backbone", "server"), []),
         ("import importlib\nimportlib.import_module(name)", ("worker",), ["import_module()"]),
         ("__import__('backbone')", ("worker",), ["__import__()"]),
         ("from ..kernels import x\nfrom . import y\nimport numpy", ("backbone", "commands"), []),

@@ -22,11 +22,11 @@ from ..clock import Clock
 from ..discovery import DEMO_NAME
 from ..engine import Engine
 from ..errors import UsageError
+from ..results import computed_locally, provenance_line, worker_lines, workers_as_json
 from ..sampling import Sampler, SamplingOptions
 from ..session import Session, open_session
 from ..settings import add_flags, resolve
 from ..terminal import ProgressLine, dim, table
-from .generate import provenance_line, worker_lines, workers_as_json
 
 FLAGS = (
     "model",
@@ -146,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(as_text(session, results, split))
             sys.stdout.flush()
-            below = [*worker_lines(session), f"class {session.model.numeric_class}", provenance_line(session)]
+            workers = worker_lines(workers_as_json(session), computed_locally(session))
+            below = [*workers, f"class {session.model.numeric_class}", provenance_line(session.provenance())]
             print(dim("\n".join(below), sys.stderr), file=sys.stderr)
     return 0
 
@@ -219,7 +220,7 @@ def as_json(session: Session, results: Sequence[Result], split: dict[str, float]
         "class": str(session.model.numeric_class),
         "threads": threads,
         "workers": workers_as_json(session),
-        "computed_locally": session.swarm.local_calls if session.swarm is not None else None,
+        "computed_locally": computed_locally(session),
         "results": [result.as_json() for result in results],
         "split": split,
         "provenance": session.provenance(),

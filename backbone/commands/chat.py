@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..chat_template import chat_prompt, template_of
-from ..engine import Answer
-from ..errors import BackboneError, UsageError
+from ..answerers import Answerer, open_answerer
+from ..chat_template import read_template
+from ..errors import BackboneError, ContextFull, UsageError
+from ..prompts import ChatPrompt
 from ..provenance import cache_folder
-from ..session import Session, open_session
-from ..settings import add_flags, resolve
+from ..results import STOPS, change_lines
+from ..settings import Settings, add_flags, resolve
 from ..terminal import ProgressLine, dim
-from .generate import MODEL_FLAGS, SAMPLING_FLAGS, STOPS, change_line, generate_options, shower
+from .generate import MODEL_FLAGS, SAMPLING_FLAGS, generate_options, shower
 
 HELP = "/reset forgets the conversation, /system TEXT sets the system message and forgets, /quit ends (or Ctrl-D)"
 
@@ -37,11 +38,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the other side leaves."""
-    with open_session(resolve(args, os.environ)) as session:
-        chat = Chat(session, args)
+    settings = resolve(args, os.environ)
+    with open_answerer(settings) as answerer:
+        chat = Chat(answerer, settings, args)
         is_piped = not sys.stdin.isatty()
         if not is_piped:
-            print(dim(f"{session.model.path.name}: {HELP}", sys.stderr), file=sys.stderr)
+            print(dim(f"{answerer.name}: {HELP}", sys.stderr), file=sys.stderr)
             with _history():
                 chat.loop(lambda: input("> "))
         else:
@@ -78,17 +80,17 @@ def _history() -> Any:
 
 
 class Chat:
-    """One conversation. The sequence keeps the keys and values of everything that two prompts have in common."""
+    """One conversation. Whoever answers keeps the keys and values of everything that two prompts have in common."""
 
-    def __init__(self, session: Session, args: argparse.Namespace) -> None:
-        self._session, self._args = session, args
-        self._tokenizer = session.tokenizer()
-        template_of(session.model.gguf.metadata, str(session.model.path), args.template)  # said before the first line
-        self._options = generate_options(session.settings, args)
+    def __init__(self, answerer: Answerer, settings: Settings, args: argparse.Namespace) -> None:
+        self._answerer = answerer
+        self._template = read_template(args.template) if args.template is not None else None
+        if self._template is None:
+            answerer.need_template()  # said before the first line
+        self._options = generate_options(settings, args)
         self._system: str | None = args.system
         self.failed = False  #: whether any line got an error in place of an answer
         self._messages: list[dict[str, str]] = []
-        self._sequence = session.engine.new_sequence()
         self._reset()
 
     def _reset(self) -> None:
@@ -130,33 +132,23 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         said = [*self._messages, {"role": "user", "content": line}]
-        ids = chat_prompt(self._session, self._tokenizer, said, self._args.template)
-        if len(ids) >= self._session.engine.context:
-            raise UsageError(f"the conversation has {len(ids)} tokens and fills the context; /reset, or a larger -c")
-        answer = self._stream(ids)
+        progress = ProgressLine(sys.stderr)
+        try:
+            result = self._answerer.answer(
+                ChatPrompt(said, self._template),
+                self._options,
+                on_text=shower(progress),
+                on_prompt=lambda done, total: progress.show("prompt", done, total),
+            )
+        except ContextFull as error:
+            raise UsageError(f"the conversation fills the context: {error}, or /reset") from None
+        if result["stop"] == "length" and not result["ids"]:
+            raise UsageError("the conversation fills the context; /reset, or a larger -c")
         sys.stdout.write("\n")
         sys.stdout.flush()
-        if answer.stop in ("limit", "length", "cancelled"):
-            print(dim(f"(stopped: {STOPS[answer.stop]})", sys.stderr), file=sys.stderr)
-        for change in answer.class_changes:
-            print(dim(f"({change_line(change)})", sys.stderr), file=sys.stderr)
+        if result["stop"] in ("limit", "length", "cancelled"):
+            print(dim(f"(stopped: {STOPS[result['stop']]})", sys.stderr), file=sys.stderr)
+        for change in change_lines(result):
+            print(dim(f"({change})", sys.stderr), file=sys.stderr)
         # What was said stays said, also when it was broken off.
-        self._messages = [*said, {"role": "assistant", "content": answer.text}]
-
-    def _stream(self, ids: list[int]) -> Answer:
-        self._sequence.truncate(common_prefix(self._sequence.tokens, ids))
-        progress = ProgressLine(sys.stderr)
-        return self._session.engine.generate(
-            ids,
-            self._tokenizer,
-            self._options,
-            sequence=self._sequence,
-            on_text=shower(progress),
-            on_prompt=lambda done, total: progress.show("prompt", done, total),
-        )
-
-
-def common_prefix(cached: list[int], ids: list[int]) -> int:
-    """How many tokens of what is cached begin the prompt; one is left to run, since its logits are needed."""
-    same = next((i for i, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b), min(len(cached), len(ids)))
-    return min(same, len(ids) - 1)
+        self._messages = [*said, {"role": "assistant", "content": result["text"]}]

@@ -9,23 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..chat_template import chat_prompt
-from ..engine import Answer, ClassChange, GenerateOptions
+from ..answerers import open_answerer
+from ..chat_template import read_template
+from ..engine import GenerateOptions
 from ..errors import UsageError
+from ..prompts import ChatPrompt, IdsPrompt, Prompt, TextPrompt
+from ..results import summary
 from ..sampling import SamplingOptions
-from ..session import Session, open_session
 from ..settings import Settings, add_flags, resolve
-from ..terminal import ProgressLine, dim, table
+from ..terminal import ProgressLine, dim
 
 MAX_PROMPT_BYTES = 1 << 24
-#: Why an answer stopped, in words.
-STOPS = {
-    "eos": "the model's end token",
-    "limit": "-n tokens",
-    "length": "the context is full",
-    "stop": "a stop string",
-    "cancelled": "Ctrl-C",
-}
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 MODEL_FLAGS = (
     "model",
@@ -98,29 +92,28 @@ def run(args: argparse.Namespace) -> int:
     if not args.chat and (args.system is not None or args.template is not None):
         raise UsageError("--system and --template belong to --chat")
     settings = resolve(args, os.environ)
-    with open_session(settings) as session:
-        tokenizer = session.tokenizer()
-        if ids is None and args.chat:
-            messages = [{"role": "system", "content": args.system}] if args.system is not None else []
-            ids = chat_prompt(session, tokenizer, [*messages, {"role": "user", "content": text}], args.template)
-        elif ids is None:
-            ids = tokenizer.encode(text)
+    prompt: Prompt = TextPrompt(text) if ids is None else IdsPrompt(tuple(ids))
+    if ids is None and args.chat:
+        messages = [{"role": "system", "content": args.system}] if args.system is not None else []
+        template = read_template(args.template) if args.template is not None else None
+        prompt = ChatPrompt([*messages, {"role": "user", "content": text}], template)
+    with open_answerer(settings) as answerer:
         progress = ProgressLine(sys.stderr)
-        answer = session.engine.generate(
-            ids,
-            tokenizer,
+        result = answerer.answer(
+            prompt,
             generate_options(settings, args),
             on_text=(lambda piece: None) if args.json else shower(progress),
             on_prompt=lambda done, total: progress.show("prompt", done, total),
         )
         progress.clear()
         if args.json:
-            print(json.dumps(as_json(session, answer), ensure_ascii=False))
+            print(json.dumps(result, ensure_ascii=False))
         else:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            print(dim(summary(session, answer), sys.stderr), file=sys.stderr)
-    return 1 if answer.stop == "cancelled" else 0
+            who = "" if answerer.is_here else f"answered by {answerer.name}\n"
+            print(dim(who + summary(result), sys.stderr), file=sys.stderr)
+    return 1 if result["stop"] == "cancelled" else 0
 
 
 def shower(progress: ProgressLine) -> Any:
@@ -132,82 +125,3 @@ def shower(progress: ProgressLine) -> Any:
         sys.stdout.flush()
 
     return show
-
-
-def as_json(session: Session, answer: Answer) -> dict[str, Any]:
-    """The result that scripts rely on."""
-    result: dict[str, Any] = {
-        "prompt_ids": answer.prompt_ids,
-        "ids": answer.ids,
-        "text": answer.text,
-        "stop": answer.stop,
-        "timings": {
-            "prompt": {"tokens": answer.prompt.tokens, "seconds": round(answer.prompt.seconds, 6)},
-            "decode": {"tokens": answer.decode.tokens, "seconds": round(answer.decode.seconds, 6)},
-        },
-        "workers": workers_as_json(session),
-        "computed_locally": session.swarm.local_calls if session.swarm is not None else None,
-        "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
-        "provenance": session.provenance(),
-    }
-    if answer.logits_sha256:
-        result["logits_sha256"] = answer.logits_sha256
-    return result
-
-
-def workers_as_json(session: Session) -> list[dict[str, Any]]:
-    """What each worker is and did."""
-    return [
-        {
-            "name": w.name,
-            "backend": w.backend,
-            "class": w.numeric_class,
-            "device": w.device,
-            "state": w.state,
-            "experts": w.experts,
-            "calls": w.calls,
-            "rows": w.rows,
-            "seconds": round(w.seconds, 6),
-            "failures": w.failures,
-        }
-        for w in session.workers()
-    ]
-
-
-def summary(session: Session, answer: Answer) -> str:
-    """The lines under an answer: workers, speed, what it came of."""
-    speed = (
-        f"prompt: {answer.prompt.tokens} tokens, {answer.prompt.rate:.1f}/s; answer: {answer.decode.tokens} tokens, "
-        f"{answer.decode.rate:.1f}/s; stopped: {STOPS[answer.stop]}"
-    )
-    changes = [change_line(change) for change in answer.class_changes]
-    return "\n".join([*worker_lines(session), speed, *changes, provenance_line(session)])
-
-
-def change_line(change: ClassChange) -> str:
-    """From which token on an answer is of another class map."""
-    return f"numeric class changed at token {change.token}: class map {change.after[:12]}, before {change.before[:12]}"
-
-
-def worker_lines(session: Session) -> list[str]:
-    """A table of the workers, what went wrong with them, and what the backbone had to do itself."""
-    if session.swarm is None:
-        return []
-    rows: list[tuple[str, ...]] = [("worker", "backend", "experts", "calls", "rows", "seconds", "state")]
-    for w in session.workers():
-        cells = (w.name, w.backend, str(w.experts), str(w.calls), str(w.rows), f"{w.seconds:.3f}", w.state)
-        rows.append(cells)
-    lines = [table(rows), *(f"{w.name}: {reason}" for w in session.workers() for reason in w.failures)]
-    if session.swarm.local_calls:
-        lines.append(f"{session.swarm.local_calls} expert calls were computed by the backbone")
-    return lines
-
-
-def provenance_line(session: Session) -> str:
-    """Of which weights, definition, engine and classes it came. Waits for the weights' sha256."""
-    p = session.provenance()
-    return (
-        f"weights {p['weights'][:12] or 'unreadable'}, archdef {p['archdef']['name']} {p['archdef']['sha256'][:12]} "
-        f"({p['archdef']['origin']}), engine {p['engine']['version']} {p['engine']['sha256'][:12]}, "
-        f"class map {p['class_map'][:12]}"
-    )

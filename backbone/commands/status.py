@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import status
+from ..client import find_server
+from ..results import worker_lines
 from ..settings import KNOBS, add_flags
 
 UNHASHED = "not hashed yet"
@@ -29,6 +31,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the status; 1 when something that the settings name is broken."""
     found = status.collect(args, os.environ)
+    server = find_server(None)
+    found["server"] = server.status if server is not None else None
     print(json.dumps(found) if args.json else as_text(found))
     return 1 if found["problems"] else 0
 
@@ -47,11 +51,23 @@ def as_text(found: dict[str, Any]) -> str:
         ("pre-tokenizers (tokenizer.ggml.pre)", [", ".join(found["pre_tokenizers"])]),
         ("models in the local caches", _models(found["models"])),
         ("embedded model", _models([found["embedded_model"]])),
+        ("running server", _server(found["server"])),
         ("model of these settings", _models([found["model"]] if found["model"] else [])),
         ("definitions that did not load", [e for broken in found["broken_definitions"] for e in broken["errors"]]),
         ("problems", found["problems"]),
     ]
     return "\n\n".join("\n".join([title, *_indented(lines or ["none"])]) for title, lines in blocks)
+
+
+def _server(server: dict[str, Any] | None) -> list[str]:
+    if server is None:
+        return []
+    load = server["load"]
+    lines = [
+        f"{server['model']} on {server['url']}, process {server['pid']}, context {server['context']}",
+        f"{load['running']} of {load['parallel']} answers under way, {load['waiting']} of {load['queue']} waiting",
+    ]
+    return [*lines, *worker_lines(server["workers"], server["computed_locally"])]
 
 
 def _indented(texts: list[str]) -> list[str]:

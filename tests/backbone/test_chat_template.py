@@ -16,6 +16,7 @@ from backbone.chat_template import (
     TEMPLATE_KEY,
     ChatTemplateError,
     encode_chat,
+    read_template,
     render_chat,
     template_of,
 )
@@ -160,7 +161,7 @@ def test_messages_that_are_no_unicode() -> None:
 
 
 def test_the_models_own_template() -> None:
-    assert template_of({TEMPLATE_KEY: "abc"}, "m.gguf", None) == "abc"
+    assert template_of({TEMPLATE_KEY: "abc"}, "m.gguf") == "abc"
 
 
 @pytest.mark.parametrize("metadata", [{}, {TEMPLATE_KEY: 3}, {TEMPLATE_KEY: ["a"]}])
@@ -168,31 +169,31 @@ def test_no_template(metadata: dict[str, Any]) -> None:
     with pytest.raises(
         ChatTemplateError, match="^m.gguf: the model has no chat template; give one with --template FILE$"
     ):
-        template_of(metadata, "m.gguf", None)
+        template_of(metadata, "m.gguf")
 
 
-def test_a_template_from_a_file_comes_first(tmp_path: Path) -> None:
+def test_a_template_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_bytes("ä\r\n".encode())
-    assert template_of({TEMPLATE_KEY: "abc"}, "m.gguf", str(path)) == "ä\r\n"
+    assert read_template(str(path)) == "ä\r\n"
 
 
 def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     with pytest.raises(ChatTemplateError, match="t.jinja: cannot be read: No such file or directory$"):
-        template_of({TEMPLATE_KEY: "abc"}, "m.gguf", str(path))
+        read_template(str(path))
     path.write_bytes(b"ab\xff")
     with pytest.raises(ChatTemplateError, match="t.jinja: byte 2 is not UTF-8$"):
-        template_of({}, "m.gguf", str(path))
+        read_template(str(path))
     path.write_bytes(b"a" * (MAX_TEMPLATE_BYTES + 1))
     with pytest.raises(ChatTemplateError, match="t.jinja: the chat template is larger than 1 MiB$"):
-        template_of({}, "m.gguf", str(path))
+        read_template(str(path))
 
 
 def test_a_template_too_large_in_the_model() -> None:
     with pytest.raises(ChatTemplateError, match="^m.gguf: the chat template is larger than 1 MiB$"):
-        template_of({TEMPLATE_KEY: "é" * (MAX_TEMPLATE_BYTES // 2 + 1)}, "m.gguf", None)
-    assert len(template_of({TEMPLATE_KEY: "a" * MAX_TEMPLATE_BYTES}, "m.gguf", None)) == MAX_TEMPLATE_BYTES
+        template_of({TEMPLATE_KEY: "é" * (MAX_TEMPLATE_BYTES // 2 + 1)}, "m.gguf")
+    assert len(template_of({TEMPLATE_KEY: "a" * MAX_TEMPLATE_BYTES}, "m.gguf")) == MAX_TEMPLATE_BYTES
 
 
 def test_bos_is_added_only_where_the_template_wrote_none() -> None:

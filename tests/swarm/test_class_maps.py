@@ -23,14 +23,16 @@ from goldens import Golden, load
 from shared_data import GOLDEN
 from swarm_kit import NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
 
+from backbone import results
+from backbone.answerers import InProcess
 from backbone.class_map import ClassMap
 from backbone.commands.chat import Chat
-from backbone.commands.generate import as_json, summary
 from backbone.engine import Answer, Engine, GenerateOptions
 from backbone.experts import ExpertSource
 from backbone.local_workers import WorkerSpec
 from backbone.model import Model
 from backbone.placement import Candidate, Plan
+from backbone.results import Result
 from backbone.session import Session, open_session
 from backbone.settings import resolve
 from backbone.swarm import Swarm
@@ -246,6 +248,11 @@ def answer(session: Session, kill_at: int = -1, count: int = 16) -> Answer:
         session.engine.choose = choose  # type: ignore[method-assign]
 
 
+def as_json(session: Session, answer: Answer) -> Result:
+    """The whole object, as `generate` has it."""
+    return results.as_json(session, answer) | {"provenance": session.provenance()}
+
+
 @pytest.mark.parametrize("kill_at", [0, 5])
 def test_an_answer_tells_from_which_token_on_another_class_computed(session: Session, kill_at: int) -> None:
     assert session.swarm is not None
@@ -265,7 +272,7 @@ def test_an_answer_tells_from_which_token_on_another_class_computed(session: Ses
     assert same[: kill_at + 1] == [True] * (kill_at + 1)
     assert not any(same[kill_at + 1 :])
     told = f"numeric class changed at token {kill_at + 1}: class map {now[:12]}, before {planned[:12]}"
-    assert told in summary(session, broken).splitlines()
+    assert told in results.summary(result).splitlines()
 
     # The next request of the session begins with the new map, which is that of the backbone alone, to the bit.
     after = answer(session)
@@ -309,6 +316,6 @@ def test_chat_tells_it(session: Session, tmp_path: Path, capsys: pytest.CaptureF
             return line
         raise EOFError
 
-    Chat(session, args).loop(ask_one)
+    Chat(InProcess(session), session.settings, args).loop(ask_one)
     (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("(numeric class changed")]
     assert told.startswith("(numeric class changed at token 0: class map ")

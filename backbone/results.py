@@ -1,0 +1,142 @@
+"""What came of an answer, for scripts and for people: one object, whoever computed it, and the lines that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine import Answer
+from .roster import WorkerReport
+from .session import Session
+from .terminal import table
+
+Result = dict[str, Any]
+
+#: Why an answer stopped, in words.
+STOPS = {
+    "eos": "the model's end token",
+    "limit": "-n tokens",
+    "length": "the context is full",
+    "stop": "a stop string",
+    "cancelled": "Ctrl-C",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the workers had done before an answer began; the default: nothing."""
+
+    calls: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    computed_locally: int = 0
+
+    @classmethod
+    def now(cls, session: Session) -> Before:
+        """What they have done so far."""
+        workers = session.workers()
+        return cls(
+            {w.name: w.calls for w in workers},
+            {w.name: w.rows for w in workers},
+            {w.name: w.seconds for w in workers},
+            {w.name: len(w.failures) for w in workers},
+            computed_locally(session) or 0,
+        )
+
+
+def as_json(session: Session, answer: Answer, before: Before | None = None) -> Result:
+    """The result that scripts rely on: all of it but `provenance`, which may have to be waited for.
+
+    The workers' calls are those since `before`: all that ran while this answer did, which other answers share.
+    """
+    before = before or Before()
+    done = computed_locally(session)
+    result: Result = {
+        "prompt_ids": answer.prompt_ids,
+        "ids": answer.ids,
+        "text": answer.text,
+        "stop": answer.stop,
+        "timings": {
+            "prompt": {"tokens": answer.prompt.tokens, "seconds": round(answer.prompt.seconds, 6)},
+            "decode": {"tokens": answer.decode.tokens, "seconds": round(answer.decode.seconds, 6)},
+        },
+        "workers": [_worker(w, before) for w in session.workers()],
+        "computed_locally": None if done is None else done - before.computed_locally,
+        "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
+    }
+    if answer.logits_sha256:
+        result["logits_sha256"] = answer.logits_sha256
+    return result
+
+
+def computed_locally(session: Session) -> int | None:
+    """Expert calls that the backbone computed because no worker did; None without workers."""
+    return session.swarm.local_calls if session.swarm is not None else None
+
+
+def workers_as_json(session: Session) -> list[Result]:
+    """What each worker is and did."""
+    return [_worker(w, Before()) for w in session.workers()]
+
+
+def _worker(w: WorkerReport, before: Before) -> Result:
+    return {
+        "name": w.name,
+        "backend": w.backend,
+        "class": w.numeric_class,
+        "device": w.device,
+        "state": w.state,
+        "experts": w.experts,
+        "calls": w.calls - before.calls.get(w.name, 0),
+        "rows": w.rows - before.rows.get(w.name, 0),
+        "seconds": round(w.seconds - before.seconds.get(w.name, 0.0), 6),
+        "failures": w.failures[before.failures.get(w.name, 0) :],
+    }
+
+
+def summary(result: Result) -> str:
+    """The lines under an answer: workers, speed, what it came of."""
+    prompt, decode = result["timings"]["prompt"], result["timings"]["decode"]
+    speed = (
+        f"prompt: {prompt['tokens']} tokens, {_rate(prompt)}; answer: {decode['tokens']} tokens, "
+        f"{_rate(decode)}; stopped: {STOPS[result['stop']]}"
+    )
+    lines = worker_lines(result["workers"], result["computed_locally"])
+    return "\n".join([*lines, speed, *change_lines(result), provenance_line(result["provenance"])])
+
+
+def change_lines(result: Result) -> list[str]:
+    """From which token on an answer is of another class map."""
+    return [
+        f"numeric class changed at token {change['token']}: class map {change['to'][:12]}, before {change['from'][:12]}"
+        for change in result["class_changed_at"] or []
+    ]
+
+
+def _rate(timing: Result) -> str:
+    return f"{timing['tokens'] / timing['seconds'] if timing['seconds'] else 0.0:.1f}/s"
+
+
+def worker_lines(workers: Sequence[Result], locally: int | None) -> list[str]:
+    """A table of the workers, what went wrong with them, and what the backbone had to do itself."""
+    if not workers:
+        return []
+    rows: list[tuple[str, ...]] = [("worker", "backend", "experts", "calls", "rows", "seconds", "state")]
+    for w in workers:
+        counts = (str(w[name]) for name in ("experts", "calls", "rows"))
+        rows.append((w["name"], w["backend"], *counts, f"{w['seconds']:.3f}", w["state"]))
+    lines = [table(rows), *(f"{w['name']}: {reason}" for w in workers for reason in w["failures"])]
+    if locally:
+        lines.append(f"{locally} expert calls were computed by the backbone")
+    return lines
+
+
+def provenance_line(p: Result) -> str:
+    """Of which weights, definition, engine and classes it came."""
+    return (
+        f"weights {p['weights'][:12] or 'unreadable'}, archdef {p['archdef']['name']} {p['archdef']['sha256'][:12]} "
+        f"({p['archdef']['origin']}), engine {p['engine']['version']} {p['engine']['sha256'][:12]}, "
+        f"class map {p['class_map'][:12]}"
+    )

@@ -37,6 +37,10 @@ class Address:
         """Whether it stands for all addresses of this machine."""
         return self.host in ("0.0.0.0", "::")  # noqa: S104 - told apart, not bound
 
+    def at_port_of(self, endpoint: str) -> Address:
+        """This host at the port that a socket got."""
+        return Address(self.host, int(endpoint.rpartition(":")[2]))
+
     def __str__(self) -> str:
         return self.endpoint.removeprefix("tcp://")
 

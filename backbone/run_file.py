@@ -23,6 +23,7 @@ class RunFile:
     token: str
     pid: int
     model: str
+    swarm: str = ""  #: where it takes workers, HOST:PORT; empty where it takes none
 
 
 def path_of(environ: Mapping[str, str] = os.environ) -> Path:

@@ -250,7 +250,7 @@ class Scheduler:
 
     def _idle(self) -> None:
         if self._session.swarm is not None:
-            self._session.swarm.serve_due(self._wake_out, IDLE_S)
+            self._session.swarm.serve_due(IDLE_S, self._wake_out)
         else:
             select.select([self._wake_out], [], [])
 

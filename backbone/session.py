@@ -19,6 +19,7 @@ from kernels.registry import AUTO, ON_CPU, make_backend
 
 from .class_map import ClassMap
 from .discovery import DEMO, resolve_model
+from .door import Door
 from .engine import Engine
 from .errors import UsageError
 from .experts import ExpertSource
@@ -124,8 +125,11 @@ def _open_backend(name: str, options: Options) -> DenseBackend:
 
 
 @contextmanager
-def open_session(settings: Settings) -> Iterator[Session]:
-    """Load the model that the settings name and start its workers; end them with the block."""
+def open_session(settings: Settings, door: Door | None = None) -> Iterator[Session]:
+    """Load the model that the settings name and start its workers; end them with the block.
+
+    Through a door workers come in from elsewhere, too.
+    """
     path = resolve_model(settings.model, os.environ)
     backend = open_own_backend(settings)
     workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), backend.name)
@@ -141,12 +145,13 @@ def open_session(settings: Settings) -> Iterator[Session]:
         stack.callback(digest.stop)
         experts: ExpertSource = model.local_experts
         swarm: Swarm | None = None
-        if workers and not model.expert_tensors:
-            log.warning("%s is a dense model: workers have nothing to do, so none is started", path.name)
-        elif workers:
-            swarm = stack.enter_context(_swarm(model, workers, settings))
+        if not model.expert_tensors:
+            if workers:
+                log.warning("%s is a dense model: workers have nothing to do, so none is started", path.name)
+        elif workers or door is not None:
+            swarm = stack.enter_context(_swarm(model, workers, settings, door))
             experts = swarm
-        elif model.expert_tensors and path != DEMO and settings["workers"].source == "default":
+        elif path != DEMO and settings["workers"].source == "default":
             log.warning("all experts run in this process; share them out with --workers 2")
         yield Session(settings, model, Engine(model, experts, context=_context(settings, model)), swarm, digest)
 
@@ -156,7 +161,7 @@ def worker_threads(asked: int, workers: int) -> int:
     return max(1, (asked or usable_cores()) // workers)
 
 
-def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
+def _swarm(model: Model, workers: list[str], settings: Settings, door: Door | None) -> Swarm:
     progress = ProgressLine(sys.stderr)
     specs = [
         WorkerSpec(
@@ -170,7 +175,7 @@ def _swarm(model: Model, workers: list[str], settings: Settings) -> Swarm:
     ]
     try:
         dense = dense_class(model, settings)
-        return Swarm(model, specs, local=model.local_experts, dense_class=dense, on_progress=progress.show)
+        return Swarm(model, specs, local=model.local_experts, dense_class=dense, door=door, on_progress=progress.show)
     finally:
         progress.clear()
 

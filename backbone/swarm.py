@@ -175,15 +175,22 @@ class Swarm:
             self._dispatcher.forgotten(ticket)
             del self._open[ticket]
 
-    # ---- between steps
+    # ---- between answers
 
-    def serve_due(self, wake: int, timeout_s: float) -> None:
-        """Wait until something comes, the file descriptor `wake` can be read, or the time is over; handle what came."""
-        self._poller.register(wake, zmq.POLLIN)
+    def serve_due(self, timeout_s: float, wake: int | None = None) -> None:
+        """Handle what comes, waiting for it at most so long, or until the file descriptor `wake` can be read.
+
+        Only while no answer is in the making: whoever came or went is planned for, with a class map of its own.
+        """
+        if self._planned_freely != self._joining.changes:
+            self._plan(is_free=True)
+        if wake is not None:
+            self._poller.register(wake, zmq.POLLIN)
         try:
             self._poller.poll(int(timeout_s * 1000))
         finally:
-            self._poller.unregister(wake)
+            if wake is not None:
+                self._poller.unregister(wake)
         while self._pump(0):
             pass
 
@@ -260,17 +267,6 @@ class Swarm:
                 raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 
     # ---- events
-
-    def serve_due(self, timeout_s: float) -> None:
-        """Handle what is due between answers, waiting at most so long for the first of it.
-
-        Whoever came or went meanwhile is planned for, with a class map of its own where that is better.
-        """
-        if self._planned_freely != self._joining.changes:
-            self._plan(is_free=True)
-        self._pump(int(timeout_s * 1000))
-        while self._pump(0):
-            pass
 
     def _plan(self, *, is_free: bool) -> None:
         self._planned = self._joining.changes

@@ -16,6 +16,7 @@ from zmq.utils import z85
 
 from protocol.invite import Invite
 
+from .. import run_file
 from ..durations import parse_duration, show_duration
 from ..errors import BackboneError, UsageError
 from ..invite_book import InviteBook
@@ -55,7 +56,11 @@ def create(args: argparse.Namespace) -> int:
     """Make an invite and print it."""
     settings = resolve(args, os.environ)
     uses, ttl_s = _uses(args.uses), _ttl(args.expires)
-    listen = parse_address(settings.listen, f"listen ({settings['listen'].source})")
+    running = run_file.read() if settings["listen"].source == "default" else None
+    if running is not None and running.swarm:
+        listen = parse_address(running.swarm, "the running server's address")
+    else:
+        listen = parse_address(settings.listen, f"listen ({settings['listen'].source})")
     hosts = reachable_hosts(listen, settings.advertise)
     invite = new_invite(InviteBook(), hosts, listen.port, uses=uses, ttl_s=ttl_s, now=int(time.time()))
     if args.out is not None:

@@ -11,11 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from protocol.broker import Broker
+from protocol.presence import Endpoint
+
 from .. import run_file, status
 from ..chat_template import read_template
 from ..discovery import DEMO, DEMO_NAME
+from ..door import Door
 from ..errors import UsageError
-from ..listening import Address, parse_address
+from ..invite_book import InviteBook
+from ..listening import Address, parse_address, reachable_hosts
+from ..presence import Presence, broker_of, enrolled
+from ..provenance import engine_version
 from ..run_file import RunFile
 from ..sampling import SamplingOptions
 from ..session import Session, open_session
@@ -24,6 +31,7 @@ from .generate import MODEL_FLAGS, SAMPLING_FLAGS
 
 log = logging.getLogger(__name__)
 MAX_KEY_BYTES = 4096
+MQTT = ("mqtt", "mqtt_ca", "mqtt_password_file")
 
 
 def add_parser(commands: Any) -> None:
@@ -35,7 +43,9 @@ def add_parser(commands: Any) -> None:
         "/v1/models, /health, /status, /metrics. generate, chat and status use it while it runs. The flags of sampling "
         "are what holds where a request says nothing.",
     )
-    add_flags(parser, *MODEL_FLAGS, "http", "api_key_file", "parallel", "queue", *SAMPLING_FLAGS)
+    add_flags(
+        parser, *MODEL_FLAGS, "listen", "advertise", "http", "api_key_file", "parallel", "queue", *MQTT, *SAMPLING_FLAGS
+    )
     parser.add_argument("--template", metavar="FILE", help="chat template, in place of the model's own")
     parser.set_defaults(func=run)
 
@@ -58,10 +68,17 @@ def run(args: argparse.Namespace) -> int:
     if key is None and not asked.is_loopback:
         raise UsageError(f"--http {settings.http}: others can reach it, so it needs --api-key-file FILE")
     template = read_template(args.template) if args.template is not None else None
+    broker, book = broker_of(settings), InviteBook()
+    door = Door(parse_address(settings.listen, f"listen ({settings['listen'].source})", least_port=0), book)
+    reachable_hosts(door.address, settings.advertise)  # what it says that is wrong is said now
     _log_requests()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(asked))  # before the model is loaded: it may be taken
-        session = stack.enter_context(open_session(settings))
+        session = stack.enter_context(open_session(settings, door))
+        swarm = None if session.swarm is None else door.address.at_port_of(session.swarm.endpoint)
+        presence = None
+        if broker is not None and swarm is not None:
+            presence = stack.enter_context(_presence(broker, book, swarm, settings))
         tokenizer = session.tokenizer()
         scheduler = Scheduler(session, tokenizer, parallel=settings.parallel, queue=settings.queue)
         stack.enter_context(scheduler)
@@ -75,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             defaults=SamplingOptions(**{name: getattr(settings, name) for name in SAMPLING_FLAGS}),
             survey=_survey(args),
             url=f"http://{address}",
+            presence=presence,
         )
         stack.callback(service.renderers.shutdown, wait=False, cancel_futures=True)
         token = secrets.token_urlsafe(32)
@@ -82,14 +100,28 @@ def run(args: argparse.Namespace) -> int:
         app = Guard(make_app(service), token=token, api_key=key, hosts=hosts)
         near = "localhost" if address.is_any else address.host
         model = str(session.model.path.absolute())
-        word = RunFile(host=near, port=address.port, token=token, pid=os.getpid(), model=model)
+        word = RunFile(host=near, port=address.port, token=token, pid=os.getpid(), model=model, swarm=str(swarm or ""))
         stack.enter_context(_announced(word))
 
         def ready() -> None:
             print(f"{service.model} is served on {service.url} (OpenAI's API: {service.url}/v1)", flush=True)
+            if swarm is not None:
+                whose = "this machine" if swarm.is_loopback else "any machine that has an invite"
+                print(f"workers of {whose} can join at {swarm} ('backbone invite' lets one in)", flush=True)
 
         serve(app, listener, on_ready=ready, on_end=scheduler.cancel_all)
     return 0
+
+
+def _presence(broker: Broker, book: InviteBook, swarm: Address, settings: Settings) -> Presence:
+    hosts = reachable_hosts(swarm, settings.advertise)
+    return Presence(
+        broker,
+        server_key=book.server_keys()[0],
+        endpoints=[Endpoint(host, swarm.port) for host in hosts],
+        build=engine_version(),
+        name_of=enrolled(book),
+    )
 
 
 def model_id(settings: Settings, session: Session) -> str:

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..chat_template import TEMPLATE_KEY, ChatTemplateError
 from ..errors import BackboneError
+from ..presence import Presence
 from ..prompts import ChatPrompt, Prompt, prompt_ids
 from ..results import Result, computed_locally, workers_as_json
 from ..sampling import SamplingOptions
@@ -49,6 +50,7 @@ class Service:
     defaults: SamplingOptions  #: where a request says nothing
     survey: Callable[[], Result]  #: what `status` shows of this machine
     url: str = ""  #: where it is served
+    presence: Presence | None = None  #: at a broker
     started: int = field(default_factory=lambda: int(time.time()))
     renderers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(RENDERERS, "prompts"))
     jobs: dict[str, Job] = field(
@@ -106,11 +108,16 @@ class Service:
         """The server, its load and its workers, as they are now."""
 
         def look() -> Result:
+            swarm = self.session.swarm
             return {
                 "load": asdict(self.scheduler.load()),
                 "counts": self.scheduler.counts.as_json(),
                 "workers": workers_as_json(self.session),
                 "computed_locally": computed_locally(self.session),
+                "class_map": self.session.class_map().digest,
+                "refused": 0 if swarm is None else swarm.refused,
+                "dropped": 0 if swarm is None else swarm.dropped,
+                "presence": None if self.presence is None else self.presence.status(),
             }
 
         fixed = {

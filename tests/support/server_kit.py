@@ -108,7 +108,8 @@ def started(folder: Path, *args: str, cache: Path, own_template: bool = False, *
     (folder / "t.jinja").write_text(TEMPLATE)
     http_flag = () if "--http" in args else ("--http", "127.0.0.1:0")
     template = () if own_template else ("--template", "t.jinja")
-    command = [sys.executable, "-m", "backbone", "serve", *http_flag, *template, *args]
+    listen = () if "--listen" in args else ("--listen", "127.0.0.1:0")
+    command = [sys.executable, "-m", "backbone", "serve", *http_flag, *listen, *template, *args]
     stderr = folder / "stderr.txt"
     with stderr.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environ, cwd=folder)

@@ -199,6 +199,13 @@ def test_f16_arithmetic_is_an_extension(extensions: str, has_f16: bool) -> None:
     assert info.has_f16 == has_f16
 
 
+def test_both_drivers_ask_for_the_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("opencl")
+    monkeypatch.setattr(opencl_devices, "F16_EXTENSION", "cl_khr_byte_addressable_store")  # which every device has
+    for module in (opencl, opencl_ctypes):
+        assert module.open_device(environ={}).info.has_f16
+
+
 def test_a_device_that_divides_as_it_likes_is_not_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     need("opencl")
     for module in (opencl, opencl_ctypes):

@@ -20,6 +20,7 @@ from .schema import one_line
 
 TICK_S = 1.0
 CLOSE_S = 3.0  #: for the last words; after that the last will speaks
+MOMENT_S = 0.5  #: to end where nobody hears them
 QOS = 1
 #: MQTT's codes for who may not come in, as paho names both versions' codes.
 _KEPT_OUT = {
@@ -78,7 +79,7 @@ class Link:
             self._pending.update(last)
             self._is_closing = True
         self._wake()
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_S if self.is_connected else MOMENT_S)
 
     def _wake(self) -> None:
         if (loop := self._loop) is not None:
@@ -158,7 +159,7 @@ class Link:
 
     def _tell(self, line: str) -> None:
         """Say what has changed; a broker that stays away is no news."""
-        if line != self._said:
+        if line != self._said and not self._is_closing:
             self._said = line
             self._say(f"{self._place}: {line}")
 

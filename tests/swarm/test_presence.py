@@ -18,6 +18,7 @@ from join_kit import PATIENCE_S, Door, Joiner, joiners
 from mosquitto_kit import PASSWORDS, Mosquitto, make_ca, running, within_patience
 from swarm_kit import TinyExperts
 
+from backbone.errors import UsageError
 from backbone.invite_book import BOOK
 from backbone.presence import Presence, broker_of, enrolled
 from backbone.settings import BY_NAME, Setting, Settings
@@ -251,12 +252,18 @@ def test_tls_with_the_right_ca_and_a_wrong_one(
 ) -> None:
     monkeypatch.delenv("EXPERTSWARM_MQTT_PASSWORD")
     (secret := tmp_path / "password").write_text(f"{PASSWORDS['worker']}\n")
-    flags = ("--mqtt", broker.tls_url("worker"), "--mqtt-password-file", str(secret))
-    joined(door, start, tmp_path / "a", *flags, "--mqtt-ca", str(broker.ca), name="right")
+    # By the environment what flags say too.
+    monkeypatch.setenv("EXPERTSWARM_MQTT", broker.tls_url("worker"))
+    monkeypatch.setenv("EXPERTSWARM_MQTT_CA", str(broker.ca))
+    monkeypatch.setenv("EXPERTSWARM_MQTT_PASSWORD_FILE", str(secret))
+    joined(door, start, tmp_path / "a", name="right")
     with presence_of(door, broker.tls_url("backbone"), ca=str(broker.ca)) as presence:
         door.pump(lambda: row(presence, "right")["state"] == State.SERVING)
     other = make_ca(tmp_path, "other")
-    wrong, _ = joined(door, start, tmp_path / "b", *flags, "--mqtt-ca", str(other), name="wrong")
+    for name in ("", "_CA", "_PASSWORD_FILE"):
+        monkeypatch.delenv(f"EXPERTSWARM_MQTT{name}")
+    flags = ("--mqtt", broker.tls_url("worker"), "--mqtt-password-file", str(secret), "--mqtt-ca", str(other))
+    wrong, _ = joined(door, start, tmp_path / "b", *flags, name="wrong")
     door.pump(lambda: "presence" in wrong.told())
     (line,) = (line for line in wrong.told().splitlines() if "presence" in line)
     assert "the broker's certificate is not one to trust here" in line
@@ -388,3 +395,32 @@ def test_a_stranger_at_the_broker_is_not_in_the_table(broker: Mosquitto, door: D
         wait_for(lambda: presence.status()["ignored"] == 1)
         assert presence.status()["workers"] == []
     assert f"ignored at mqtt://127.0.0.1:{broker.port}: {'c' * 16} is no enrolled worker" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--mqtt", "box"], "--mqtt: not mqtt://[USER@]HOST[:PORT] or mqtts://[USER@]HOST[:PORT]"),
+        (["--mqtt", "mqtt://a:secret@box"], "--mqtt: a URL is no place for a password; set EXPERTSWARM_MQTT_PASSWORD"),
+        (
+            ["--mqtt", "mqtt://a@box", "--mqtt-password-file", "/nonexistent"],
+            "--mqtt: /nonexistent: cannot be read: No",
+        ),
+        (["--mqtt", "mqtts://a@box", "--mqtt-ca", "/nonexistent"], "--mqtt: /nonexistent: cannot be read: No such"),
+    ],
+)
+def test_a_broker_that_cannot_be_used_ends_in_one_line(
+    start: Start, tmp_path: Path, args: list[str], told: str
+) -> None:
+    worker = start(tmp_path / "a", *args)
+    code, line = worker.end()
+    assert code == 2
+    assert line.startswith(f"worker: error: {told}")
+    assert len(worker.told().splitlines()) == 1
+    assert "secret" not in line
+
+
+def test_a_broker_that_the_settings_name_is_checked_by_the_backbone_too() -> None:
+    assert broker_of(settings()) is None
+    with pytest.raises(UsageError, match="--mqtt: /nonexistent: cannot be read: No such file"):
+        broker_of(settings(mqtt="mqtts://a@box", mqtt_ca="/nonexistent"))

@@ -81,6 +81,22 @@ def _auto(options: Options) -> DenseBackend:
         return _numpy(options)
 
 
+def best_backend(options: Options = _DEFAULT) -> DenseBackend:
+    """A GPU where there is one that computes as asked, else the CPU as `auto` has it."""
+    from .device import opencl_devices
+
+    try:
+        return _cuda(options)
+    except BackendUnavailable as error:
+        log.info("%s", error)
+    try:
+        if any(device.is_gpu for device in opencl_devices.list_devices()):
+            return _opencl(options)
+    except BackendUnavailable as error:
+        log.info("%s", error)
+    return _auto(options)
+
+
 def make_backend(name: str, options: Options = _DEFAULT) -> DenseBackend:
     """The backend of this name. BackendUnavailable when there is none, or it cannot run here or as asked."""
     for what, given, known in (

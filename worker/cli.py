@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels.errors import KernelError
 from kernels.interface import Backend, Options
-from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, AUTO, make_backend
+from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, best_backend, make_backend
 from protocol.broker import Broker
 from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
@@ -32,6 +32,9 @@ from .session import Session, end_with, read_session
 from .stopping import Stop
 
 MAX_THREADS = 1024
+
+
+BEST = "best"  #: a GPU where there is one, else the CPU
 
 
 def build_name() -> str:
@@ -60,7 +63,7 @@ def _size(flag: str, text: str) -> int:
 
 def _backend(session: Session) -> Backend:
     options = Options(threads=session.threads, activations=session.activations, accumulation=session.accumulation)
-    return make_backend(session.backend, options)
+    return best_backend(options) if session.backend == BEST else make_backend(session.backend, options)
 
 
 # ---- local
@@ -223,7 +226,9 @@ def _add_join(commands: Any) -> None:
     join.add_argument("string", nargs="?", metavar="STRING", help="what 'backbone invite' printed")
     join.add_argument("--from", dest="source", metavar="FILE", help="read the string from a file")
     join.add_argument("--name", metavar="NAME", help="this worker's name (default: the machine's); one for each worker")
-    join.add_argument("--backend", default=AUTO, metavar="NAME", help="what to compute with (default: the best here)")
+    join.add_argument(
+        "--backend", default=BEST, metavar="NAME", help="what to compute with (default: best: a GPU, else the CPU)"
+    )
     join.add_argument("--memory", metavar="SIZE", help="what it may hold of experts, such as 800M (default: no bound)")
     join.add_argument("--threads", default="0", metavar="N", help="that compute (0: one for each physical core)")
     join.add_argument(

@@ -41,6 +41,7 @@ class DeviceBank:
                 f"{name}: {len(chosen)} experts of {size / 1e6:.1f} MB do not fit ({error}); give it less by --memory "
                 "or --worker-memory"
             ) from None
+        self._warm_up(order[0])
 
     def _resident(self, matrices: Sequence[Matrix], biases: Sequence[F32 | None]) -> Matrices:
         one, device = matrices[0], self._kernels.device
@@ -57,6 +58,15 @@ class DeviceBank:
                 raise KernelError("some experts of one layer have a bias and some have none")
             bias = self._kernels.upload(np.stack([b for b in biases if b is not None]).astype(np.float32))
         return Matrices(one.type, one.rows, one.cols, data, bias)
+
+    def _warm_up(self, expert: int) -> None:
+        """Compile now what the first call would have to wait for: drivers do it when a kernel is first launched."""
+        kinds = self._gate.type, self._up.type, self._down.type
+        if kinds not in self._kernels.warm:
+            self._kernels.warm.add(kinds)
+            for rows in (1, 2):
+                pairs = np.array([(row, expert) for row in range(rows)], np.int32)
+                self.rows(np.zeros((rows, self._gate.cols), np.float32), pairs)
 
     @property
     def outputs(self) -> int:

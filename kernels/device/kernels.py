@@ -72,6 +72,7 @@ class Kernels:
         self.device, self._accumulation = device, accumulation
         self._rounded = Room(device)
         self._modules: dict[str, Module] = {}
+        self.warm: set[tuple[GGMLType, ...]] = set()  #: types of experts that were computed with already
         self._plain: dict[int, Work] = {}  #: rows in their order, by one matrix
         self._nothing = device.alloc(16)  #: in place of a buffer that a kernel will not look at
 

@@ -70,6 +70,7 @@ class Joining:
         self._epoch = 0
         self._sizes = expert_bytes(slices.store)
         self.changes = 0  #: counts who came and went
+        self._told = ""  #: what the last plan says of what does not fit
 
     # ---- questions
 
@@ -102,8 +103,9 @@ class Joining:
             classes = self._dispatcher.class_map.experts
             fixed = {(layer, e): kind for layer, kinds in classes.items() for e, kind in enumerate(kinds)}
         plan = place(self._sizes, candidates, fixed=fixed)
-        if plan.describe() and peers:
-            log.warning("%s", plan.describe())
+        told, self._told = self._told, plan.describe()
+        if is_free and peers and self._told not in ("", told):
+            log.warning("%s", self._told)
         if is_free:
             self._dispatcher.planned(class_of_experts(plan.holds, candidates))
         classes_now = self._dispatcher.class_map
@@ -136,22 +138,41 @@ class Joining:
         return frozenset() if assigned is None else assigned.experts
 
     def _fits(self, peer: Peer, experts: Mapping[int, frozenset[int]]) -> bool:
-        need = sum(self._sizes[layer][e] for layer, chosen in experts.items() for e in chosen)
+        need = sum(self._bytes(layer, chosen) for layer, chosen in experts.items())
         return not peer.memory_bytes or need <= peer.memory_bytes
 
     def _assign(self, peer: Peer, experts: Mapping[int, frozenset[int]]) -> None:
-        """Ask a worker to hold these in place of what it was assigned, layer by layer where that is another set."""
-        for layer in sorted({*experts, *peer.assigned}):
-            before, after = self._held(peer, layer), experts.get(layer, frozenset())
-            if before == after or layer in peer.cannot:
-                continue
-            if not before <= after:  # it is not asked any more for what it will let go of
-                self._dispatcher.kept(peer.name, layer, after)
+        """Ask a worker to hold these in place of what it was assigned, layer by layer where that is another set.
+
+        Layers that shrink come first: at no time is a worker asked for more than its memory.
+        """
+        changes = [
+            (self._bytes(layer, after) - self._bytes(layer, self._held(peer, layer)), layer, after)
+            for layer in {*experts, *peer.assigned}
+            if (after := experts.get(layer, frozenset())) != self._held(peer, layer) and layer not in peer.cannot
+        ]
+        for _, layer, after in sorted(changes, key=lambda change: change[:2]):
+            # It is not asked any more for what it lets go of, be it for as long as it loads the rest.
+            self._dispatcher.kept(peer.name, layer, after if self._keeps(peer, layer, after) else ())
             self._epoch += 1
             peer.assigned[layer] = Assigned(self._epoch, after)
             slices = self._slices.grant(peer.name, layer, sorted(after), by_path=peer.is_local)
             assign = Assign(self._epoch, layer, self._slices.store.activation(layer), slices)
             self.send(peer.calls_route, assign)
+
+    def _bytes(self, layer: int, experts: frozenset[int]) -> int:
+        return sum(self._sizes[layer][expert] for expert in experts)
+
+    def _keeps(self, peer: Peer, layer: int, after: frozenset[int]) -> bool:
+        """Whether a worker can serve a layer's experts while it loads others: its own reckoning (worker.state)."""
+        before = peer.assigned.get(layer)
+        if before is None or not peer.memory_bytes or (peer.is_local and self._slices.share_path):
+            return True
+        if not before.is_loaded:
+            return False
+        others = sum(self._bytes(la, each.experts) for la, each in peer.assigned.items() if la != layer)
+        both = self._bytes(layer, before.experts) + self._bytes(layer, after)
+        return before.experts <= after or after <= before.experts or others + both <= peer.memory_bytes
 
     def send(self, route: bytes | None, message: Message, tensors: Sequence[Tensor] = (), *, copy: bool = True) -> Sent:
         """Send one message."""

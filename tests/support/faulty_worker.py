@@ -1,4 +1,4 @@
-"""The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... < session`.
+"""The real worker with faults around it, for tests: `python faulty_worker.py FAULT ... [-- join STRING ...] < session`.
 
 delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
 first:PATH      only the process that can make this file has the other faults
@@ -113,7 +113,9 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
 
 def main() -> int:
     """Put the faults in place, then run `worker local`."""
-    faults = {name: value for name, _, value in (arg.partition(":") for arg in sys.argv[1:])}
+    words, _, command = " ".join(sys.argv[1:]).partition(" -- ")
+    faults = {name: value for name, _, value in (arg.partition(":") for arg in words.split())}
+    argv = command.split() or ["local"]
     if "first" in faults:
         try:
             Path(faults["first"]).touch(exist_ok=False)
@@ -151,9 +153,9 @@ def main() -> int:
         backend: Backend = DeviceBackend("opencl", device, Options())
         device.arm()
         cli.make_backend = lambda *_: backend  # type: ignore[attr-defined, assignment, return-value]
-        return cli.main(["local"])
+        return cli.main(argv)
     cli.make_backend = lambda *how: FaultyBackend(make_backend(*how), faults)  # type: ignore[attr-defined, assignment, return-value]
-    return cli.main(["local"])
+    return cli.main(argv)
 
 
 def _other_version(hello: Hello) -> bytes:

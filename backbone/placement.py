@@ -255,7 +255,6 @@ class _Placing:
                     waiting.append((layer, expert))
         for layer, expert in sorted(waiting, key=lambda key: (-self.sizes[key[0]][key[1]], key)):
             able = [i for i in self.able(layer, expert) if self.room[i] >= self.sizes[layer][expert]]
-            able = [i for i in able if expert in self._held[i][layer]] or able
             if able:
                 self._give(self._soonest(able, layer, expert), layer, expert, parts)
             else:

@@ -424,6 +424,12 @@ def test_with_less_memory_than_before_each_layer_keeps_its_part() -> None:
     plan = place(sizes, [Candidate(name="a", memory_bytes=80, held=held)])
     assert {layer: len(experts) for layer, experts in plan.holds["a"].items()} == dict.fromkeys(sizes, 2)
     assert plan.moves == {"a": 0}
+    # Beside a slow one, that each layer waits for anyway, it could take the first layers whole.
+    both = place(
+        sizes,
+        [Candidate(name="a", memory_bytes=80, speed=1.0, held=held), Candidate(name="b", memory_bytes=0, speed=0.1)],
+    )
+    assert {layer: len(experts) for layer, experts in both.holds["a"].items()} == dict.fromkeys(sizes, 2)
 
 
 def test_what_a_worker_has_it_keeps_though_it_takes_no_copies() -> None:

@@ -205,7 +205,7 @@ def test_seeds() -> None:
             "--workers many: 'many' is neither a number nor BACKEND:NUMBER",
         ),
         (("generate", "a", "--backend", "nunpy"), "no backend 'nunpy'; did you mean 'numpy'?"),
-        (("generate", "a", "--workers", "cuda:1"), "no backend 'cuda'; there are native, numpy"),
+        (("generate", "a", "--workers", "metal:1"), "no backend 'metal'; there are native, numpy, opencl, cuda"),
         (
             ("generate", "a", "--backend", "numpy", "--activations", "i16"),
             "numpy computes with f32 activations only; i16 needs --backend native",

@@ -106,10 +106,9 @@ def test_three_join_one_after_the_other_and_share_what_there_is(
             local = swarm.local_calls
             assert logits(model, swarm) == expected
             assert swarm.local_calls == local
-        total = sum(model.expert_count(layer) for layer in model.expert_tensors)
-        held = [report.experts for report in swarm.report()]
-        assert sum(held) == total
-        assert max(held) - min(held) <= 2 * len(model.expert_tensors)
+        # What an earlier one has it keeps, as copies: it has the room. The last one has its share of every layer.
+        third = swarm.report()[2].experts
+        assert third >= sum(model.expert_count(layer) // 3 for layer in model.expert_tensors)
         assert all(report.calls for report in swarm.report())
         assert swarm.class_changes == []
 

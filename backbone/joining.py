@@ -92,7 +92,7 @@ class Joining:
             Candidate(
                 name=p.name,
                 memory_bytes=p.memory_bytes,
-                takes_copies=(self._slices.share_path and p.is_local) or p.memory_bytes > 0,
+                takes_copies=self._is_mapped(p) or p.memory_bytes > 0,
                 numeric_class=p.report.numeric_class,
                 held={layer: assigned.experts for layer, assigned in p.assigned.items()},
             )
@@ -124,13 +124,14 @@ class Joining:
                     for layer in {*peer.wanted, *peer.assigned}
                 }
                 self._assign(peer, both if self._fits(peer, both) else peer.wanted)
-        if self.all_ready():
+        waiting = {p.name for p in self._roster if p.is_here and any(self._waits(p, layer) for layer in p.wanted)}
+        if self.all_ready() and not waiting:
             for peer in self._roster:
                 if peer.is_here:
                     self._assign(peer, peer.wanted)
         for peer in self._roster:
             if peer.is_here:
-                peer.report.state = "loading" if peer.is_loading else "serving"
+                peer.report.state = "loading" if peer.is_loading or peer.name in waiting else "serving"
                 peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
 
     def _held(self, peer: Peer, layer: int) -> frozenset[int]:
@@ -149,7 +150,9 @@ class Joining:
         changes = [
             (self._bytes(layer, after) - self._bytes(layer, self._held(peer, layer)), layer, after)
             for layer in {*experts, *peer.assigned}
-            if (after := experts.get(layer, frozenset())) != self._held(peer, layer) and layer not in peer.cannot
+            if (after := experts.get(layer, frozenset())) != self._held(peer, layer)
+            and layer not in peer.cannot
+            and not self._waits(peer, layer)
         ]
         for _, layer, after in sorted(changes, key=lambda change: change[:2]):
             # It is not asked any more for what it lets go of, be it for as long as it loads the rest.
@@ -160,13 +163,27 @@ class Joining:
             assign = Assign(self._epoch, layer, self._slices.store.activation(layer), slices)
             self.send(peer.calls_route, assign)
 
+    def go_on(self) -> None:
+        """Assign what had to wait for its digests."""
+        if self._slices.digests.take_news():
+            self._advance()
+
+    def _waits(self, peer: Peer, layer: int) -> bool:
+        """Whether a layer cannot be assigned to a worker yet: its digests are still being made."""
+        digests = self._slices.digests
+        return not self._is_mapped(peer) and digests.is_busy and not digests.is_known(layer)
+
+    def _is_mapped(self, peer: Peer) -> bool:
+        """Whether a worker maps the model file itself, so that it needs no digests."""
+        return peer.is_local and self._slices.share_path
+
     def _bytes(self, layer: int, experts: frozenset[int]) -> int:
         return sum(self._sizes[layer][expert] for expert in experts)
 
     def _keeps(self, peer: Peer, layer: int, after: frozenset[int]) -> bool:
         """Whether a worker can serve a layer's experts while it loads others: its own reckoning (worker.state)."""
         before = peer.assigned.get(layer)
-        if before is None or not peer.memory_bytes or (peer.is_local and self._slices.share_path):
+        if before is None or not peer.memory_bytes or self._is_mapped(peer):
             return True
         if not before.is_loaded:
             return False

@@ -37,6 +37,11 @@ class BoundModel:
         return self.gguf.path
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The model's files."""
+        return self.gguf.paths
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What an operator should know of the binding. Optional blocks of built-in definitions are no news."""
         told = self.program.warnings

@@ -33,7 +33,9 @@ from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
 from .local_workers import LocalWorker, WorkerSpec, start_worker
 from .placement import place
+from .provenance import cache_folder
 from .roster import Peer, Roster, WorkerReport
+from .slice_digests import SliceDigests
 from .weights import ExpertStore, SliceServer
 
 __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
@@ -119,9 +121,12 @@ class Swarm:
         self._looked_s = time.monotonic()  #: at the book of invites
         self._planned: int | None = None  #: for which of the changes of who is here; None before the first plan
         self._planned_freely = 0  #: likewise, with the classes free
-        self._joining = Joining(
-            self._gate, self._roster, SliceServer(model, share_path), self._dispatcher, on_progress=on_progress
-        )
+        # Whoever comes in by the door fetches his experts: their digests are made beside the work, and kept.
+        self._digests = SliceDigests(model, None if door is None else cache_folder() / "slice-digests")
+        if door is not None:
+            self._digests.start()
+        slices = SliceServer(model, share_path, self._digests)
+        self._joining = Joining(self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress)
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
@@ -234,6 +239,7 @@ class Swarm:
             if peer.worker is not None:
                 peer.worker.stop()
         self._gate.close()
+        self._digests.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -292,6 +298,7 @@ class Swarm:
             self._plan(is_free=False)  # while an answer is in the making no expert changes its class
         if self._door is not None and time.monotonic() - self._looked_s > BOOK_S:
             self._look_at_the_book(self._door)
+            self._joining.go_on()
         return heard
 
     def _look_at_the_book(self, door: Door) -> None:

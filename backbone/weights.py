@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Protocol
 from kernels.formats import GGMLType
 from protocol.messages import Fetch, Slice
 
+from .slice_digests import SliceDigests
+
 
 class ExpertStore(Protocol):
     """Whoever has all experts' bytes: the bound model."""
@@ -18,6 +19,10 @@ class ExpertStore(Protocol):
     @property
     def path(self) -> Path:
         """The model file, for workers that may map it themselves."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The model's files."""
 
     @property
     def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
@@ -51,7 +56,7 @@ class SliceServer:
 
     store: ExpertStore
     share_path: bool
-    _hashes: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    digests: SliceDigests
     _data: dict[bytes, memoryview] = field(default_factory=dict)
     _granted: dict[str, set[bytes]] = field(default_factory=dict)
 
@@ -71,12 +76,10 @@ class SliceServer:
         return Slice(expert, part, tensor, int(self.store.slice_type(tensor)), rows, cols, sha256)
 
     def _hash(self, tensor: str, expert: int) -> bytes:
-        known = self._hashes.get((tensor, expert))
-        if known is None:
-            data = self.store.slice_data(tensor, expert)
-            known = self._hashes[tensor, expert] = hashlib.sha256(data).digest()
-            self._data[known] = data
-        return known
+        sha256 = self.digests.of(tensor, expert)
+        if sha256 not in self._data:
+            self._data[sha256] = self.store.slice_data(tensor, expert)
+        return sha256
 
     def read(self, worker: str, fetch: Fetch) -> memoryview | None:
         """The bytes that a worker asks for; None when it was not granted them or they do not exist."""

@@ -29,6 +29,7 @@ import zmq
 
 from backbone.gate import Gate, Sent, new_key_pair
 from backbone.local_workers import WorkerSpec, start_worker
+from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from kernels.formats import GGMLType
 from kernels.interface import F32, I32, ExpertWeights, NumericClass
@@ -86,8 +87,8 @@ class OneLayer:
 
 def fetched(layer: OneLayer, cache: str, in_flight: int) -> float:
     """Seconds from the assignment to ready."""
-    gate, slices = Gate("tcp://127.0.0.1:*"), SliceServer(layer, share_path=False)
-    assign = Assign(1, 0, "silu", slices.grant("w", 0, range(layer.expert_count(0))))
+    gate, slices = Gate("tcp://127.0.0.1:*"), SliceServer(layer, share_path=False, digests=SliceDigests(layer))
+    assign = Assign(1, 0, "silu", slices.grant("w", 0, range(layer.expert_count(0)), by_path=False))
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--as-worker", cache, str(in_flight)]
     spec = WorkerSpec(backend="null")
     worker = start_worker("w", spec, endpoint=gate.endpoint, server_key=gate.public_key, model=None, command=command)

@@ -133,6 +133,7 @@ class SliceCache:
         self.folder, self.most_bytes = folder, most_bytes
         self._used = set[bytes]()  #: by this process
         self._held: int | None = None  #: bytes when it was last looked at, and what was added since
+        self._coming: dict[bytes, int] = {}  #: whole sizes of what this process has begun to write
 
     def newest(self) -> Iterator[bytes]:
         """Whole slices, the one used last first."""
@@ -186,6 +187,7 @@ class SliceCache:
         file.truncate(done)
         self._used.add(sha256)
         self._held = (self._held or 0) + size - done
+        self._coming[sha256] = size
         return Part(path, final, file, done)
 
     def remove(self, sha256: bytes) -> None:
@@ -200,11 +202,17 @@ class SliceCache:
 
     def _has_room(self, size: int) -> bool:
         if self._held is None:
-            self._held = sum(entry.nbytes for entry in listing(self.folder))
+            self._held = self._counted()
         if self._held + size > self.most_bytes:
             prune(self.folder, max(0, int(self.most_bytes * LOW_SHARE) - size), self._used)
-            self._held = sum(entry.nbytes for entry in listing(self.folder))
+            self._held = self._counted()
         return self._held + size <= self.most_bytes
+
+    def _counted(self) -> int:
+        """Bytes in the folder, slices on their way with what they will have."""
+        entries = listing(self.folder)
+        self._coming = {e.sha256: self._coming[e.sha256] for e in entries if e.is_part and e.sha256 in self._coming}
+        return sum(self._coming.get(e.sha256, e.nbytes) if e.is_part else e.nbytes for e in entries)
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:

@@ -53,6 +53,10 @@ class TinyExperts:
         tiny.write(self.path)
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    @property
     def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
         parts = (*PARTS, *(f"{part}_bias" for part in PARTS)) if self.has_biases else PARTS
         return {layer: {part: f"blk.{layer}.{part}" for part in parts} for layer in range(self.layers)}

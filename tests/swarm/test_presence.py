@@ -22,6 +22,7 @@ from backbone.errors import UsageError
 from backbone.invite_book import BOOK
 from backbone.presence import Presence, broker_of, enrolled
 from backbone.settings import BY_NAME, Setting, Settings
+from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol.frames import DType, Tensor, encode
 from protocol.messages import Assign, Drain, Failed, Hello, Ready, Rows, Run, Welcome
@@ -157,7 +158,7 @@ def test_health_counts_experts_calls_and_failures(
     broker: Mosquitto, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TinyExperts(tmp_path / "tiny.gguf", layers=1, experts=2)
-    door = Door(tmp_path / "backbone", slices=SliceServer(model, share_path=False))
+    door = Door(tmp_path / "backbone", slices=SliceServer(model, share_path=False, digests=SliceDigests(model)))
     assert door.slices is not None
     try:
         _, key = joined(door, start, tmp_path / "a", "--mqtt", broker.url("worker"))

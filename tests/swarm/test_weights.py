@@ -11,6 +11,7 @@ import pytest
 from join_kit import Door, Joiner, joiners
 from swarm_kit import TinyExperts
 
+from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol.frames import DType, Tensor, encode
 from protocol.messages import CHUNK_BYTES, Assign, Failed, Hello, Ready, Rows, Run, Welcome
@@ -27,7 +28,7 @@ def model(tmp_path: Path) -> TinyExperts:
 
 @pytest.fixture
 def door(tmp_path: Path, model: TinyExperts) -> Iterator[Door]:
-    door = Door(tmp_path / "backbone", slices=SliceServer(model, share_path=False))
+    door = Door(tmp_path / "backbone", slices=SliceServer(model, share_path=False, digests=SliceDigests(model)))
     yield door
     door.close()
 
@@ -46,13 +47,13 @@ def greeted(door: Door) -> tuple[bytes, Hello]:
     """A worker that came and was given its experts."""
     key, hello = door.hear(Hello)
     assert door.slices is not None
-    door.say(key, Welcome("w"), Assign(1, 0, "silu", door.slices.grant(key.hex(), 0, EXPERTS)))
+    door.say(key, Welcome("w"), Assign(1, 0, "silu", door.slices.grant(key.hex(), 0, EXPERTS, by_path=False)))
     return key, hello
 
 
 def shas(door: Door, key: bytes) -> set[bytes]:
     assert door.slices is not None
-    return {piece.sha256 for piece in door.slices.grant(key.hex(), 0, EXPERTS)}
+    return {piece.sha256 for piece in door.slices.grant(key.hex(), 0, EXPERTS, by_path=False)}
 
 
 def test_weights_are_fetched_once(door: Door, start: Start, model: TinyExperts, tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_joined_worker_takes_nothing_without_a_hash(
 ) -> None:
     start(tmp_path / "a", str(door.invite()), "--model", str(model.path))
     key, _ = door.hear(Hello)
-    nameless = SliceServer(model, share_path=True).grant("w", 0, EXPERTS)
+    nameless = SliceServer(model, share_path=True, digests=SliceDigests(model)).grant("w", 0, EXPERTS, by_path=True)
     door.say(key, Welcome("w"), Assign(1, 0, "silu", nameless))
     assert door.hear(Failed)[1].reason == "layer 0: slices without a sha256, and no model file here"
 
@@ -172,7 +173,11 @@ def test_without_a_cache_slices_outlast_the_backbone_in_memory(
     assert door.fetched == size_of(model)
     assert not (tmp_path / "a" / "cache" / "expertswarm" / "slices").exists()
     door.close()
-    again = Door(tmp_path / "backbone", f"tcp://127.0.0.1:{door.port}", slices=SliceServer(model, share_path=False))
+    again = Door(
+        tmp_path / "backbone",
+        f"tcp://127.0.0.1:{door.port}",
+        slices=SliceServer(model, share_path=False, digests=SliceDigests(model)),
+    )
     try:
         key, hello = greeted(again)
         assert set(hello.cached) == shas(again, key)
@@ -191,7 +196,11 @@ def test_a_connection_lost_on_the_way_costs_no_byte(
     folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "a" / "cache")})
     door.pump(lambda: sum(entry.nbytes for entry in listing(folder)) == door.fetched > 4 * CHUNK_BYTES)
     door.close()
-    again = Door(tmp_path / "backbone", f"tcp://127.0.0.1:{door.port}", slices=SliceServer(model, share_path=False))
+    again = Door(
+        tmp_path / "backbone",
+        f"tcp://127.0.0.1:{door.port}",
+        slices=SliceServer(model, share_path=False, digests=SliceDigests(model)),
+    )
     try:
         key, _ = greeted(again)
         assert again.hear(Ready) == (key, Ready(1, 0))

@@ -19,14 +19,15 @@ import zmq
 from archdefs import Library, load_library
 from kernels.errors import KernelError
 from kernels.gguf import open_gguf
-from kernels.registry import probe
+from kernels.inventory import availability
 
 from .discovery import DEMO, DEMO_NAME, list_models, resolve_model, split_parts
 from .errors import UsageError
+from .knobs import BY_NAME
 from .local_workers import parse_workers
 from .provenance import DigestCache, WeightsDigest, cache_folder, engine_sha256, engine_version, known_sha256
 from .session import open_backend, open_library, open_own_backend
-from .settings import BY_NAME, Settings, survey
+from .settings import Settings, survey
 from .tokenizer import PRE_TOKENIZERS
 
 
@@ -53,7 +54,9 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, A
         ],
         "broken_definitions": [{"file": file, "errors": errors} for file, errors in library.broken.items()],
         "pre_tokenizers": sorted(PRE_TOKENIZERS),
-        "backends": [{"name": name, "available": reason is None, "reason": reason} for name, reason in probe().items()],
+        "backends": [
+            {"name": name, "available": reason is None, "reason": reason} for name, reason in availability().items()
+        ],
         "model": _model(settings, library, environ, cache, problems),
         "models": [
             {"name": model.name, "origin": model.origin, **_file(model.path, cache)} for model in list_models(environ)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from . import registry
 from .errors import BackendUnavailable
 from .interface import DenseBackend, Options
-from .registry import BACKENDS, make_backend
+from .registry import make_backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,20 @@ _SEVERAL: Mapping[str, Callable[[Mapping[str, str]], tuple[str, list[Candidate]]
 
 def look(environ: Mapping[str, str] = os.environ) -> list[Found]:
     """What this machine has, each backend of the registry in turn. Opens nothing."""
-    return [_look(name, environ) for name in BACKENDS]
+    return [_look(name, environ) for name in registry.BACKENDS]
+
+
+def availability(environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """Each backend's name with None where it runs here, else the reason why not. No device is opened for it."""
+    found = dict[str, str | None]()
+    for each in look(environ):
+        found[each.backend] = each.reason or None
+        if not each.reason and not each.setting:  # one that chooses among no devices is its own test
+            try:
+                each.candidates[0].open()
+            except BackendUnavailable as error:
+                found[each.backend] = str(error)
+    return found
 
 
 def _look(name: str, environ: Mapping[str, str]) -> Found:

@@ -129,15 +129,3 @@ def stand_in(backend: Backend) -> Backend | None:
     except BackendUnavailable:
         return None
     return cpu if cpu.numeric_class == backend.numeric_class else None
-
-
-def probe() -> dict[str, str | None]:
-    """Each backend's name with None where it runs here, else the reason why not."""
-    found = dict[str, str | None]()
-    for name in BACKENDS:
-        try:
-            make_backend(name)
-            found[name] = None
-        except BackendUnavailable as error:
-            found[name] = str(error)
-    return found

@@ -23,7 +23,8 @@ from protocol.frames import DType, Tensor, decode_to_worker
 from protocol.messages import CHUNKS_IN_FLIGHT, Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
 from protocol.schema import one_line
 
-from . import state as does
+from . import actions as does
+from .actions import Action
 from .activity import Activity
 from .arrivals import Stored
 from .cache import SliceCache
@@ -32,7 +33,7 @@ from .errors import Break, LinkBroken, WorkerError
 from .experts import ExpertStore, slice_bytes
 from .progress import ProgressBar
 from .session import Session
-from .state import Action, Phase, WorkerState
+from .state import Phase, WorkerState
 from .stopping import Stop
 
 log = logging.getLogger(__name__)

@@ -234,22 +234,7 @@ def as_json(
             "expert_bytes": left_bytes,
             "share": prediction.shares[BACKBONE],
         },
-        "nodes": [
-            {
-                "name": node.name,
-                "backend": node.backend or None,
-                "class": node.numeric_class,
-                "memory_bytes": node.memory_bytes,
-                "bytes_per_s": node.bytes_per_s,
-                "latency_s": node.latency_s,
-                "wire_bytes_per_s": None if math.isinf(node.wire_bytes_per_s) else node.wire_bytes_per_s,
-                "experts": found.held(node.name)[0],
-                "bytes": found.held(node.name)[1],
-                "bytes_to_send": 0 if node.maps_file else found.plan.moves[node.name],
-                "share": prediction.shares[node.name],
-            }
-            for node in found.nodes
-        ],
+        "nodes": [_node(found, node) for node in found.nodes],
         "token": {
             "seconds": prediction.token_s,
             "dense": prediction.dense_s,
@@ -271,6 +256,23 @@ def as_json(
             for short in (found.plan.shortfalls if found.nodes else ())
         ],
         "assumed": list(assumed),
+    }
+
+
+def _node(found: Statement, node: Node) -> dict[str, Any]:
+    experts, nbytes = found.held(node.name)
+    return {
+        "name": node.name,
+        "backend": node.backend or None,
+        "class": node.numeric_class,
+        "memory_bytes": node.memory_bytes,
+        "bytes_per_s": node.bytes_per_s,
+        "latency_s": node.latency_s,
+        "wire_bytes_per_s": None if math.isinf(node.wire_bytes_per_s) else node.wire_bytes_per_s,
+        "experts": experts,
+        "bytes": nbytes,
+        "bytes_to_send": 0 if node.maps_file else found.plan.moves[node.name],
+        "share": found.prediction.shares[node.name],
     }
 
 

@@ -20,13 +20,14 @@ from ..discovery import DEMO, DEMO_NAME
 from ..door import Door
 from ..errors import UsageError
 from ..invite_book import InviteBook
+from ..knobs import KNOBS
 from ..listening import Address, parse_address, reachable_hosts
 from ..presence import Presence, broker_of, enrolled
 from ..provenance import engine_version
 from ..run_file import RunFile
 from ..sampling import SamplingOptions
 from ..session import Session, open_session
-from ..settings import KNOBS, Settings, add_flags, resolve
+from ..settings import Settings, add_flags, resolve
 from .generate import MODEL_FLAGS, SAMPLING_FLAGS
 
 log = logging.getLogger(__name__)

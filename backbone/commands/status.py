@@ -10,8 +10,9 @@ from typing import Any
 
 from .. import status
 from ..client import find_server
+from ..knobs import KNOBS
 from ..results import worker_lines
-from ..settings import KNOBS, add_flags
+from ..settings import add_flags
 
 UNHASHED = "not hashed yet"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..chat_template import MAX_TEMPLATE_BYTES
 from ..engine import GenerateOptions
+from ..knobs import BY_NAME
 from ..prompts import ChatPrompt, IdsPrompt, Prompt, TextPrompt
 from ..sampling import SamplingOptions
-from ..settings import BY_NAME
 from .errors import ApiError, field_error
 
 Fields = Mapping[str, Any]

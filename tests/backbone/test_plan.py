@@ -18,10 +18,10 @@ from backbone.cli import main
 from backbone.commands import plan as command
 from backbone.discovery import DEMO
 from backbone.engine import Engine
+from backbone.knobs import KNOBS
 from backbone.model import bind_model
 from backbone.planning import Node, Statement, needs_of, state
 from backbone.prediction import BACKBONE, NodeSpeed
-from backbone.settings import KNOBS
 from kernels import registry
 from kernels.gguf import GGUFFile, open_gguf
 from kernels.matrix import Matrix

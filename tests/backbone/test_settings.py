@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backbone.errors import UsageError
-from backbone.settings import BY_NAME, KNOBS, Knob, Settings, add_flags, example, resolve, survey
+from backbone.knobs import BY_NAME, KNOBS, Knob
+from backbone.settings import Settings, add_flags, example, resolve, survey
 
 
 def args(*argv: str) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from backbone import discovery, provenance
 from backbone import status as collector
 from backbone.cli import main
 from backbone.discovery import DEMO
-from backbone.settings import KNOBS
+from backbone.knobs import KNOBS
 from backbone.tokenizer import PRE_TOKENIZERS
 from kernels import registry
 from kernels.errors import BackendUnavailable
@@ -76,7 +76,9 @@ def test_versions_settings_and_tables_are_whole(status: Any, monkeypatch: pytest
     assert found["settings"]["seed"] == {"value": 7, "source": "flag --seed", "variable": "EXPERTSWARM_SEED"}
     assert found["settings"]["context"]["source"] == "default"
     assert found["pre_tokenizers"] == sorted(PRE_TOKENIZERS)
-    assert found["backends"] == [{"name": name, "available": True, "reason": None} for name in ("native", "numpy")]
+    assert found["backends"][:2] == [{"name": n, "available": True, "reason": None} for n in ("native", "numpy")]
+    assert [backend["name"] for backend in found["backends"][2:]] == ["opencl", "cuda"]
+    assert all(backend["available"] == (backend["reason"] is None) for backend in found["backends"])
     assert found["settings"]["backend"] == {"value": "auto", "source": "default", "variable": "EXPERTSWARM_BACKEND"}
 
 

@@ -20,8 +20,9 @@ from swarm_kit import TinyExperts
 
 from backbone.errors import UsageError
 from backbone.invite_book import BOOK
+from backbone.knobs import BY_NAME
 from backbone.presence import Presence, broker_of, enrolled
-from backbone.settings import BY_NAME, Setting, Settings
+from backbone.settings import Setting, Settings
 from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol.frames import DType, Tensor, encode
@@ -163,7 +164,7 @@ def test_health_counts_experts_calls_and_failures(
     try:
         _, key = joined(door, start, tmp_path / "a", "--mqtt", broker.url("worker"))
         with presence_of(door, broker.url("backbone")) as presence:
-            door.say(key, Assign(1, 0, "silu", door.slices.grant(key.hex(), 0, (0, 1))))
+            door.say(key, Assign(1, 0, "silu", door.slices.grant(key.hex(), 0, (0, 1), by_path=False)))
             door.hear(Ready)
             door.pump(lambda: (row(presence, "phone").get("health") or {}).get("experts") == 2)
             assert row(presence, "phone")["health"]["last_error"] == ""

@@ -23,8 +23,7 @@ from protocol.messages import (
     Run,
     Welcome,
 )
-from worker.state import (
-    UNSTORED_BYTES,
+from worker.actions import (
     Action,
     Check,
     Compute,
@@ -32,15 +31,14 @@ from worker.state import (
     Ignored,
     Keep,
     Load,
-    Phase,
     Progress,
     Send,
     SendAttach,
     SendFetch,
     SendHello,
     Store,
-    WorkerState,
 )
+from worker.state import UNSTORED_BYTES, Phase, WorkerState
 
 
 def sha(number: int) -> bytes:

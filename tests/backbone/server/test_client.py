@@ -209,7 +209,7 @@ def test_it_is_for_its_user_alone_and_gone_with_the_server(tmp_path: Path, cache
         assert (run.host, run.port, run.pid, run.model) == ("127.0.0.1", server.port, server.process.pid, str(DEMO))
         assert len(run.token) >= 32
         assert run.token not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
-        assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+        assert sorted(p.name for p in path.parent.iterdir()) == ["backbone", "run.json"]
     assert not path.exists()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from shared_data import ROOT
 
-from kernels import registry
+from kernels import inventory
 from kernels.errors import BackendUnavailable
 from kernels.interface import Options
 from kernels.native import build
@@ -249,7 +249,7 @@ def test_auto_falls_back_with_one_line(
         make_backend("auto", Options(activations="i16"))  # numpy has no such class: nothing is substituted
     with pytest.raises(BackendUnavailable, match="there is no C compiler"):
         make_backend("native")
-    found = registry.probe()
+    found = inventory.availability()
     assert found["numpy"] is None
     assert found["native"] == f"native: there is no C compiler; {INSTALL}"
 
@@ -297,6 +297,7 @@ def test_the_command_with_a_cache_that_cannot_be_written_answers(tmp_path: Path,
 def test_status_tells_why_native_is_absent(tmp_path: Path) -> None:
     done = backbone(environ(tmp_path), "status", "--json")
     assert done.returncode == 0, done.stderr
-    native, numpy = json.loads(done.stdout)["backends"]
+    native, numpy, *devices = json.loads(done.stdout)["backends"]
     assert native == {"name": "native", "available": False, "reason": f"native: there is no C compiler; {INSTALL}"}
     assert numpy == {"name": "numpy", "available": True, "reason": None}
+    assert [device["name"] for device in devices] == ["opencl", "cuda"]

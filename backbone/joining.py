@@ -262,6 +262,8 @@ class Joining:
             return []
         peer.assigned[ready.layer] = replace(assigned, is_loaded=True)
         self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts)
+        if not self._is_mapped(peer):
+            self._slices.store.release(ready.layer)  # what was read to be sent
         if not assigned.experts:
             del peer.assigned[ready.layer]
         all_of_them = [each for p in self._roster if p.is_here for each in p.assigned.values()]

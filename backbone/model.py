@@ -75,6 +75,11 @@ class BoundModel:
         size = len(data) // self.gguf.tensors[tensor].dims[-1]
         return data.data[expert * size : (expert + 1) * size]
 
+    def release(self, layer: int) -> None:
+        """Take a layer's experts out of this process's memory, until they are read again."""
+        for tensor in self.expert_tensors[layer].values():
+            self.gguf.release(tensor)
+
     def slice_shape(self, tensor: str) -> tuple[int, int]:
         """Rows and columns of one expert's part of a tensor; a bias is one row."""
         dims = self.gguf.tensors[tensor].dims

@@ -30,6 +30,9 @@ class Slices(Protocol):
     def slice_data(self, tensor: str, expert: int) -> memoryview:
         """One expert's bytes of a tensor."""
 
+    def release(self, layer: int) -> None:
+        """Take a layer's experts out of this process's memory, until they are read again."""
+
 
 class SliceDigests:
     """Digests by tensor and expert. What is not known yet is hashed when it is asked for."""
@@ -85,6 +88,7 @@ class SliceDigests:
                         return
                     digests.append(hashlib.sha256(self._slices.slice_data(tensor, expert)).digest())
                 self._known[tensor] = digests
+            self._slices.release(layer)
         self._write()
 
     def _read(self) -> None:

@@ -40,6 +40,9 @@ class ExpertStore(Protocol):
     def slice_data(self, tensor: str, expert: int) -> memoryview:
         """One expert's bytes of a tensor."""
 
+    def release(self, layer: int) -> None:
+        """Take a layer's experts out of this process's memory, until they are read again."""
+
     def slice_shape(self, tensor: str) -> tuple[int, int]:
         """Rows and columns of one expert's part of a tensor; a bias is one row."""
 
@@ -91,7 +94,21 @@ class SliceServer:
         return data[fetch.offset : fetch.offset + fetch.length]
 
 
-def expert_bytes(store: ExpertStore) -> Mapping[int, list[int]]:
+class ExpertSizes(Protocol):
+    """Whoever knows how large experts are."""
+
+    @property
+    def expert_tensors(self) -> Mapping[int, Mapping[str, str]]:
+        """For each layer with experts: part to the tensor's name."""
+
+    def expert_count(self, layer: int) -> int:
+        """Experts of a layer."""
+
+    def slice_data(self, tensor: str, expert: int) -> memoryview:
+        """One expert's bytes of a tensor."""
+
+
+def expert_bytes(store: ExpertSizes) -> Mapping[int, list[int]]:
     """Layer to the bytes of each of its experts, for placement. A layer's experts are all of one size."""
     return {
         layer: [sum(len(store.slice_data(tensor, 0)) for tensor in names.values())] * store.expert_count(layer)

@@ -70,6 +70,16 @@ class GGUFFile:
         size = len(data) // experts
         return data[expert * size : (expert + 1) * size]
 
+    def release(self, name: str) -> None:
+        """Take a tensor's bytes out of this process's memory: what is read again comes from the file again."""
+        info = self.tensors[name]
+        if self._maps and hasattr(mmap, "MADV_DONTNEED"):
+            base = self._maps[info.part].base
+            mapping = base.obj if isinstance(base, memoryview) else base
+            start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            if isinstance(mapping, mmap.mmap):
+                mapping.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
     def close(self) -> None:
         """Let the files go: each is unmapped as soon as no view of its tensors is left."""
         self._maps = ()

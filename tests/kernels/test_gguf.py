@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import time
@@ -293,3 +294,21 @@ def test_keys_and_tensors_beyond_any_model(tmp_path: Path, tiny: Tiny, message: 
     path = tiny.write(tmp_path / "many.gguf")
     os.truncate(path, 1 << 30)
     assert refusal(path).startswith(message)
+
+
+def test_what_is_released_leaves_the_memory_of_the_process_and_reads_the_same(tmp_path: Path) -> None:
+    path, data = tmp_path / "big.gguf", np.random.default_rng(0).integers(0, 256, 8 << 20, dtype=np.uint8)
+    Tiny().tensor("a", (2 << 20,), 0, data.tobytes()).tensor("b", (16,), 0, bytes(range(64))).write(path)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with open_gguf(path) as file:
+        first = hashlib.sha256(file.data("a")).digest()
+        before = resident()
+        file.release("a")
+        assert before - resident() > 6 << 20
+        assert hashlib.sha256(file.data("a")).digest() == first == hashlib.sha256(data).digest()
+        file.release("b")
+        assert file.data("b").tobytes() == bytes(range(64))
+    file.release("a")  # of a file that is closed there is nothing to release

@@ -52,6 +52,9 @@ class TinyExperts:
                 tiny.tensor(name, (*shape[::-1], self.experts), 0, self.data[name].tobytes())
         tiny.write(self.path)
 
+    def release(self, layer: int) -> None:
+        """Nothing is mapped."""
+
     @property
     def paths(self) -> tuple[Path, ...]:
         return (self.path,)

@@ -138,7 +138,8 @@ class Link:
             with self._lock:
                 if not self._pending:
                     return
-                topic = self._pending.pop()
+                topic = next(topic for topic in self._states if topic in self._pending)  # as they were first said
+                self._pending.discard(topic)
                 payload = self._states[topic]
             await client.publish(topic, payload, qos=QOS, retain=True)
 

@@ -95,11 +95,11 @@ class Runtime:
     def serve(self, session: Session, on_welcome: Callable[[], None]) -> None:
         """Serve one backbone process until it lets go, or somebody here wants an end. LinkBroken when it is gone."""
         self._act(self._state.session_began())
-        self._said, self.activity.experts = None, 0
+        self._said = None
         try:
             self._serve(session, lasts=False, on_welcome=on_welcome)
         finally:
-            self.activity.is_serving = False
+            self.activity.is_serving, self.activity.experts = False, 0
 
     def _serve(self, session: Session, *, lasts: bool, on_welcome: Callable[[], None] = lambda: None) -> None:
         self._calls = Connection(self._context, session, lasts=lasts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backbone.attendance import Attendance
+from backbone.invite_book import InviteBook
+from backbone.presence import enrolled
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError
 from protocol.presence import WILL, Capabilities, Health, capabilities_topic, health_topic, to_payload
@@ -103,3 +105,16 @@ def test_a_revoked_worker_is_not_shown(told: Told) -> None:
     told.hear(does("serving"))
     del told.names[PHONE]
     assert told.states == {}
+
+
+def test_a_name_is_that_of_an_enrolled_worker_of_the_book() -> None:
+    book = InviteBook()
+    with book.changing() as invites:
+        invites.create(bytes(32), uses=2, now=0, ttl_s=9)
+        for number in (1, 2):
+            invites.enrol(bytes(32), bytes([number] * 32), "phone", 0)
+    name_of = enrolled(book)
+    assert [name_of(f"0{number}" * 8) for number in (1, 2, 3)] == ["phone", "phone-2", None]
+    with book.changing() as invites:
+        invites.revoke(invites.workers[bytes([1] * 32)])
+    assert [name_of(f"0{number}" * 8) for number in (1, 2, 3)] == [None, "phone-2", None]

@@ -59,7 +59,7 @@ class Options:
     threads: int = 0  #: that compute; 0: one for each physical core available to the process
     activations: str = "f32"  #: dtype of the activations that are multiplied: "f32" or "i16"
     kv_cache: str = "f32"  #: dtype in which keys and values are kept: "f32" or "f16"
-    accumulation: str = "f32"  #: dtype in which products are summed: "f32" or "f16"
+    accumulation: str = "f32"  #: dtype in which products are summed: "f32", or "f16" as device/lanes_f16.h has it
 
 
 def one_shape(experts: Iterable[ExpertWeights]) -> ExpertWeights:

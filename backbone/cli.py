@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from archdefs import ArchdefError
 from kernels.errors import KernelError
@@ -19,14 +20,21 @@ from .errors import BackboneError, UsageError
 from .provenance import engine_version
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Takes no flag by its beginning: --mqtt-password would be --mqtt-password-file, and a secret a path."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
+def _parser() -> Parser:
+    parser = Parser(
         prog="backbone",
         description="Mixture-of-Experts language models (GGUF) run across whatever hardware turned up.",
     )
     parser.add_argument("--version", action="version", version=f"expertswarm {engine_version()}")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.add_parser(commands)
     return parser

@@ -37,6 +37,13 @@ MAX_THREADS = 1024
 BEST = "best"  #: a GPU where there is one, else the CPU
 
 
+class Parser(argparse.ArgumentParser):
+    """Takes no flag by its beginning: --mqtt-password would be --mqtt-password-file, and a secret a path."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def build_name() -> str:
     """The installed version, which HELLO carries."""
     try:
@@ -268,10 +275,10 @@ def _add_cache(commands: Any) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="worker", description="Computes experts for an expertswarm backbone.")
+def _parser() -> Parser:
+    parser = Parser(prog="worker", description="Computes experts for an expertswarm backbone.")
     parser.add_argument("--version", action="version", version=f"expertswarm {build_name()}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     _add_join(commands)
     _add_cache(commands)
     local = commands.add_parser("local", help="serve the backbone that started this process (it writes to our input)")

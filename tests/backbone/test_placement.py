@@ -510,3 +510,8 @@ def test_what_stays_costs_a_layer_little(task: Any, data: st.DataObject) -> None
         for worker in having_some:
             load = sum(each[e] for e, who in enumerate(first) if who is worker)
             assert load / float(worker.speed or 1) <= bound * (1 + 1e-9)
+
+
+def test_more_for_each_is_counted_in_whole_experts() -> None:
+    (short,) = place({0: [10] * 3}, candidates(1, 1)).shortfalls
+    assert (short.experts, short.more_each_bytes, short.more_on_one_bytes) == (3, 20, 30)

@@ -37,18 +37,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Experts that fit nowhere, and what would make them fit."""
+    """Experts that fit nowhere, and what would make them fit.
+
+    Where only some experts have their class fixed, others may take of what is added: then it is the least that helps.
+    """
 
     numeric_class: str | None  #: that they have to be of; None: any
     experts: int
-    nbytes: int
+    in_all: int  #: experts that have to be of that class
+    nbytes: int  #: of those that do not fit
     workers: tuple[str, ...]  #: that may hold them
     memory_bytes: int  #: of those workers together
     more_each_bytes: int  #: with so much more on each of them all would fit; 0 where there is no such worker
     more_on_one_bytes: int  #: or with so much more on one
 
     def __str__(self) -> str:
-        what = f"{self.experts} experts ({size_text(self.nbytes)})"
+        what = f"{self.experts} of {self.in_all} experts ({size_text(self.nbytes)})"
         if not self.workers:
             kind = "" if self.numeric_class is None else f" of class {self.numeric_class}"
             return f"{what}: there is no worker{kind} to hold them"
@@ -393,6 +397,7 @@ def _shortfalls(
         yield Shortfall(
             numeric_class=kind,
             experts=len(keys),
+            in_all=sum(fixed.get((la, e)) == kind for la, each in done.sizes.items() for e in range(len(each))),
             nbytes=short,
             workers=names,
             memory_bytes=sum(c.memory_bytes for c in able),

@@ -44,12 +44,12 @@ def test_what_fits_nowhere_is_told_in_numbers_and_spread_over_the_layers() -> No
     plan = place(sizes, candidates(4_000_000, 4_000_000))
     assert {layer: len(experts) for layer, experts in plan.left_over.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
     assert plan.describe() == (
-        "8 experts (8.0 MB) do not fit the memory of the workers, 8.0 MB in all: it takes 4.0 MB more for each of 2, "
-        "or 8.0 MB more for one (raise --worker-memory, or a worker's own --memory); the backbone computes them"
+        "8 of 16 experts (8.0 MB) do not fit the memory of the workers, 8.0 MB in all: it takes 4.0 MB more for each "
+        "of 2, or 8.0 MB more for one (raise --worker-memory, or a worker's own --memory); the backbone computes them"
     )
     alone = place(sizes, candidates(15_950_000))
     assert alone.describe() == (
-        "1 experts (1.0 MB) do not fit the memory of the workers, 16.0 MB in all: it takes 1.0 MB more for one "
+        "1 of 16 experts (1.0 MB) do not fit the memory of the workers, 16.0 MB in all: it takes 1.0 MB more for one "
         "(raise --worker-memory, or a worker's own --memory); the backbone computes them"
     )
 
@@ -57,7 +57,7 @@ def test_what_fits_nowhere_is_told_in_numbers_and_spread_over_the_layers() -> No
 def test_nobody_to_place_with_or_nothing_to_place() -> None:
     nobody = place({0: [5, 5]}, [])
     assert nobody.left_over == {0: (0, 1)}
-    assert nobody.describe() == "2 experts (0.1 MB): there is no worker to hold them; the backbone computes them"
+    assert nobody.describe() == "2 of 2 experts (0.1 MB): there is no worker to hold them; the backbone computes them"
     assert place({}, candidates(0)).holds == {"w0": {}}
 
 
@@ -254,9 +254,11 @@ def test_the_order_of_what_is_given_changes_nothing(task: dict[str, Any], random
     assert place(candidates=workers, **again) == plan
 
 
-@given(tasks())
-def test_what_would_make_it_fit_does(task: dict[str, Any]) -> None:
-    workers = task["candidates"]
+@given(tasks(), st.booleans())
+def test_what_would_make_it_fit_does(task: dict[str, Any], is_free: bool) -> None:
+    workers, fixed = task["candidates"], task["fixed"] or {}
+    whole = {(la, e): fixed.get((la, e), "x") for la, each in task["expert_bytes"].items() for e in range(len(each))}
+    task = task | {"fixed": None if is_free else whole}
     for short in place(**task).shortfalls:
         if not short.workers:
             assert short.more_each_bytes == short.more_on_one_bytes == 0
@@ -479,11 +481,11 @@ def test_while_answers_run_an_experts_class_is_not_changed() -> None:
     plan = place(sizes, workers, fixed=fixed)
     assert plan.left_over == {0: (4, 5)}
     assert plan.describe() == (
-        "2 experts (2.0 MB): there is no worker of class y to hold them; the backbone computes them"
+        "2 of 2 experts (2.0 MB): there is no worker of class y to hold them; the backbone computes them"
     )
     small = Candidate(name="w2", memory_bytes=1_000_000, numeric_class="y")
     assert place(sizes, [*workers, small], fixed=fixed).describe() == (
-        "1 experts (1.0 MB) do not fit the memory of the workers of class y, 1.0 MB in all: it takes 1.0 MB more for "
+        "1 of 2 experts (1.0 MB) do not fit the memory of the workers of class y, 1.0 MB in all: it takes 1.0 MB more for "
         "one (raise --worker-memory, or a worker's own --memory); the backbone computes them"
     )
     assert place(sizes, [*workers, small]).left_over == {}
@@ -508,3 +510,8 @@ def test_what_stays_costs_a_layer_little(task: Any, data: st.DataObject) -> None
         for worker in having_some:
             load = sum(each[e] for e, who in enumerate(first) if who is worker)
             assert load / float(worker.speed or 1) <= bound * (1 + 1e-9)
+
+
+def test_more_for_each_is_counted_in_whole_experts() -> None:
+    (short,) = place({0: [10] * 3}, candidates(1, 1)).shortfalls
+    assert (short.experts, short.more_each_bytes, short.more_on_one_bytes) == (3, 20, 30)

@@ -198,7 +198,7 @@ def test_what_would_make_it_fit_does(planned: Planned) -> None:
     assert short["experts"] == found["backbone"]["experts"] > 0
     assert short["bytes"] == found["backbone"]["expert_bytes"]
     assert found["backbone"]["share"] == pytest.approx(short["experts"] / 64, abs=0.02)
-    assert found["does_not_fit"][0].startswith(f"{short['experts']} experts (")
+    assert found["does_not_fit"][0].startswith(f"{short['experts']} of 64 experts (")
     enough = 3_000_000 + short["more_each_bytes"]
     after = planned("--worker-memory", str(enough))
     assert (after["fits"], after["shortfalls"], after["backbone"]["share"]) == (True, [], 0.0)

@@ -128,6 +128,12 @@ def test_the_wire_is_what_is_waited_beyond_computing() -> None:
     assert (found.straggler_s, found.wire_s) == (pytest.approx(1.0), pytest.approx(0.001))
 
 
+def test_nobody_waits_for_whoever_is_not_asked() -> None:
+    workers = [nodes(100.0, latency_s=0.25)[0], NodeSpeed(name="far", bytes_per_s=100.0, latency_s=9.0)]
+    found = one_layer(work(4, 1), [range(4), range(4)], workers)  # of equals the first
+    assert (found.shares["far"], found.wire_s) == (0.0, pytest.approx(0.25))
+
+
 def test_sizes_of_experts_and_layers_count() -> None:
     mixed = LayerWork(expert_bytes=(100, 300), chosen=1, row_bytes=0, result_bytes=0)
     found = one_layer(mixed, [(0, 1)], nodes(100.0))

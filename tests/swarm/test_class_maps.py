@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from goldens import Golden, load
 from shared_data import GOLDEN
-from swarm_kit import NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
+from swarm_kit import NEVER_S, NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
 
 from backbone import results
 from backbone.answerers import InProcess
@@ -43,7 +43,7 @@ FAMILIES = ["qwen3moe", "qwen2moe", "olmoe", "granitemoe", "mixtral", "qwen3moe-
 
 
 def swarm(model: Model, workers: Sequence[str], **options: Any) -> Swarm:
-    options = {"local": model.local_experts} | options
+    options = {"local": model.local_experts, "hedge_s": NEVER_S} | options
     specs = [WorkerSpec(backend=name, threads=1 + i % 2) for i, name in enumerate(workers)]
     return Swarm(model, specs, **options)
 

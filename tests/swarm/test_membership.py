@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from goldens import Golden, load
 from join_kit import Joiner, joiners
-from swarm_kit import NoLocal
+from swarm_kit import NEVER_S, NoLocal
 
 from backbone.commands.invite import new_invite
 from backbone.door import Door
@@ -61,7 +61,8 @@ def invite(book: InviteBook, swarm: Swarm, uses: int = 1) -> str:
 
 def swarm_of(model: Model, book: InviteBook, specs: list[WorkerSpec] | None = None, **options: Any) -> Swarm:
     door = Door(Address("127.0.0.1", options.pop("port", None) or free_port()), book)
-    return Swarm(model, specs or [], local=options.pop("local", model.local_experts), door=door, **options)
+    options = {"local": model.local_experts, "hedge_s": NEVER_S} | options
+    return Swarm(model, specs or [], door=door, **options)
 
 
 def until(swarm: Swarm, is_so: Callable[[], bool]) -> None:

@@ -339,6 +339,8 @@ class Dispatcher:
         """
         flight = self._calls.get(seq)
         if flight is None or flight.call.worker != worker:
+            if seq > self._seq and worker in self._members:
+                return self.garbage(worker, f"rows of call {seq}, which was never made", now_s)
             self._awake(worker)
             return [ReportDropped(worker, f"rows of call {seq}, which is not in flight there")]
         call = flight.call

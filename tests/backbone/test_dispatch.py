@@ -126,7 +126,6 @@ def test_the_second_answer_and_a_strangers_are_dropped() -> None:
     dispatcher = two_workers()
     (call,) = sent(issue(dispatcher, {0: 1}))
     assert isinstance(answer(dispatcher, call, worker="b")[0], ReportDropped)
-    assert isinstance(answer(dispatcher, call, seq=99)[0], ReportDropped)
     assert answer(dispatcher, call) == [Fill(call), Complete(1)]
     assert isinstance(answer(dispatcher, call)[0], ReportDropped)
     assert dispatcher.standing("a") is Standing.SERVING
@@ -135,6 +134,7 @@ def test_the_second_answer_and_a_strangers_are_dropped() -> None:
 def test_garbage_costs_a_worker_its_trust() -> None:
     for changes, told in (
         ({"epoch": 9}, "epoch 9, asked of epoch 1"),
+        ({"seq": 99}, "rows of call 99, which was never made"),
         ({"shape": (2, WIDTH)}, "rows (2, 8), asked for (1, 8)"),
         ({"shape": (1, WIDTH + 1)}, "rows (1, 9), asked for (1, 8)"),
     ):

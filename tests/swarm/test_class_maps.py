@@ -165,7 +165,7 @@ def half_done(fault: str, tmp_path: Path) -> list[str]:
     return faulty(fault, f"first:{tmp_path / 'started'}")
 
 
-@pytest.mark.parametrize("fault", ["die", "nan", "shape", "garbage", "hang", "flip-epoch"])
+@pytest.mark.parametrize("fault", ["die", "nan", "shape", "garbage", "hang", "flip-epoch", "flip-seq"])
 def test_whatever_a_worker_does_its_calls_go_to_the_other_holder(tiny: TinyExperts, fault: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"share_path": True, "command": half_done(fault, tmp_path), "deadline_s": 5.0}
     with swarm_of(tiny, 2, local=NoLocal(), **options) as workers:

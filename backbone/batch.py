@@ -52,9 +52,13 @@ class Batch:
         rows, pairs[:, 0] = np.unique(places // self._slots, return_inverse=True)
         return (self.x if len(rows) == len(self.x) else self.x[rows]), pairs
 
-    def fill(self, experts: Sequence[int], rows: F32) -> None:
-        """Put rows [P, width], in the order of `places`, where they belong."""
-        if len(rows) == len(self._flat_out):
+    def fill(self, experts: Sequence[int], rows: F32, only: Sequence[int] | None = None) -> None:
+        """Put rows [P, width], in the order of `places`, where they belong; `only` those of some of the experts."""
+        if only is not None:
+            places = self.places(experts)
+            is_wanted = np.isin(self._ids[places], only)
+            self._flat_out[places[is_wanted]] = rows[is_wanted]
+        elif len(rows) == len(self._flat_out):
             self._flat_out[:] = rows
         else:
             self._flat_out[self.places(experts)] = rows

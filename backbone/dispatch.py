@@ -9,15 +9,34 @@ is the backbone's for the rest of the run. What was asked under the earlier map 
 
 A ticket is one layer's `experts` for a batch of rows; it is cut into calls, one for each worker that holds some of the
 chosen experts. The shell carries the actions out: sends, places rows, computes, tells about a lost worker or a new map.
+
+Each call has a time by which it is late, from what was measured of its worker (`pace`). A call that takes much longer
+than expected is hedged, once: its experts are also asked of others of the class, or computed here where that is the
+backbone's own. Whoever is first with an expert does it; the straggler stays, is chosen last for a while, and is lost
+only when its deadline passes. Rows that are not finite may be their sender's fault or the input's: the sender is a
+suspect, and gets no calls, until somebody else has done the same experts; of two who fail at them the backbone is the
+judge.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from .class_map import ClassMap
+from .pace import Pace
+from .tally import Tally
+
+HEDGE_S = 0.05  #: no call is hedged before
+HEDGE_FACTOR = 4.0  #: nor before so many times what it takes at most
+LATE_S = 10.0  #: no deadline of a call that was measured is shorter (but for a shorter one that is set)
+LATE_FACTOR, LATE_SLACK_S = 10.0, 1.0  #: nor shorter than so many times what it takes at most, and this
+SHUNNED_S = 64.0  #: a straggler is chosen last for 1 s, 2 s, 4 s ... and at most so long
+STALE_S = 30.0  #: how long a worker's pace is believed, when it is compared with others'
+_LAST = 1e9  #: seconds; behind whoever has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +69,23 @@ class Fill:
     """The rows that came are the call's: put them in place."""
 
     call: Call
+    only: tuple[int, ...] | None = None  #: of its experts, when others have done the rest
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeLocally:
-    """Nobody else does these experts: compute them here, then report `computed`."""
+    """Compute these experts here, and report each as `computed`."""
 
     ticket: int
     layer: int
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """These experts need not be computed here any more."""
+
+    ticket: int
     experts: tuple[int, ...]
 
 
@@ -95,7 +123,7 @@ class ReportDropped:
     reason: str
 
 
-Action = Send | Fill | ComputeLocally | Complete | ReportLost | NewMap | ReportDropped
+Action = Send | Fill | ComputeLocally | Spare | Complete | ReportLost | NewMap | ReportDropped
 
 
 class Standing(Enum):
@@ -103,7 +131,22 @@ class Standing(Enum):
 
     SERVING = "serving"
     STALLED = "stalled"  #: its queue is full; it serves again when it answers
+    SUSPECT = "suspect"  #: it sent rows that are not finite; whose fault that is will be seen
     LOST = "lost"
+
+
+class Cause(Enum):
+    """Why the backbone computes what a worker might have."""
+
+    UNHELD = "unheld"  #: no worker of the class serves it
+    LOST = "lost"  #: the worker died, left, or its connection is gone
+    LATE = "late"  #: the deadline passed
+    GARBAGE = "garbage"
+    NOT_FINITE = "not finite"
+    REFUSED = "refused"
+    STALLED = "stalled"
+    HEDGED = "hedged"  #: it took long, and whoever was first counted
+    STRAGGLING = "straggling"  #: whoever holds it has not answered a call that was hedged before
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +167,33 @@ class Member:
     holds: dict[int, Held] = field(default_factory=dict)  #: by layer
     standing: Standing = Standing.SERVING
     in_flight: set[int] = field(default_factory=set)
+    pace: Pace = field(default_factory=Pace)
+    heard_s: float = -math.inf  #: when it answered last
+    free_s: float = -math.inf  #: when it has done all that it was asked for, as far as that is known
+    strays: int = 0  #: calls in flight that others, who were asked too, did first
+    late: int = 0  #: calls that another did first, since the last that it answered in time
+    shunned_until_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A call until its worker answers."""
+
+    call: Call
+    sent_s: float
+    hedge_s: float  #: when others are asked too; infinite when they were, or are not to be
+    due_s: float  #: that, or the call's deadline
+    is_hedged: bool = False
+    is_stray: bool = False  #: others have done all of it
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A member's rows were not finite, of experts of which some have yet to be done by somebody else."""
+
+    member: Member
+    reason: str
+    experts: set[int]
 
 
 @dataclass(slots=True)
@@ -133,35 +203,56 @@ class _Ticket:
     layer: int
     load: Mapping[int, int]  #: expert to its rows
     width: int
-    left: int  #: experts that are not done yet
+    left: set[int]  #: experts that are not done yet
+    here: set[int] = field(default_factory=set)  #: of these, those that are to be computed here
+    checked: set[int] = field(default_factory=set)  #: those computed here, of another class than ours: finite
+    suspicions: list[_Suspicion] = field(default_factory=list)
+    is_hedged: bool = False
 
 
-def choose(holders: Sequence[Member], load: Mapping[str, int]) -> Member:
-    """The holder of an expert that gets its rows: the one with the least to do in this layer, of equals the first.
+def choose(holders: Sequence[Member], rows: int, busy_s: Mapping[str, float], s_per_row: Mapping[str, float]) -> Member:
+    """The holder of an expert that gets its rows: the one that will have done them first, of equals the first.
 
     All holders are of one numeric class, so that the choice cannot change a bit.
     """
-    return holders[0] if len(holders) == 1 else min(holders, key=lambda member: load.get(member.name, 0))
+    if len(holders) == 1:
+        return holders[0]
+    best, least = holders[0], math.inf
+    for member in holders:
+        done_s = busy_s.get(member.name, 0.0) + rows * s_per_row[member.name]
+        if done_s < least:
+            best, least = member, done_s
+    return best
+
+
+def _unclear(asked: _Ticket) -> set[int]:
+    """Experts of a ticket of which somebody gave rows that were not finite, and nobody others yet."""
+    return {expert for suspicion in asked.suspicions for expert in suspicion.experts}
 
 
 class Dispatcher:
-    """Events in, actions out. Every method but the questions is an event; each returns what to do, in order."""
+    """Events in, actions out. Every method but the questions is an event; each returns what to do, in order.
 
-    def __init__(self, class_map: ClassMap, *, deadline_s: float) -> None:
+    `deadline_s`: of a call of which nothing was measured, and the longest of any. `hedge_s`: see HEDGE_S.
+    """
+
+    def __init__(self, class_map: ClassMap, *, deadline_s: float, hedge_s: float = HEDGE_S) -> None:
         self.class_map = class_map  #: the one in force
-        self._deadline_s = deadline_s
+        self.computed_here: Counter[Cause] = Counter()  #: calls that the backbone was given to do
+        self._deadline_s, self._hedge_s = deadline_s, hedge_s
         self._members: dict[str, Member] = {}
+        self._tallies: dict[str, Tally] = {}
         self._holders: dict[tuple[int, int], list[Member]] = {}  #: (layer, expert) to those that serve it
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, _Flight] = {}
         self._open: dict[int, _Ticket] = {}
         self._seq = 0
 
     # ---- questions
 
     def next_deadline(self) -> float | None:
-        """When the first call in flight is late."""
-        # Calls are kept in the order of their start and all have the same time: the first is the first to be late.
-        return next((call.deadline_s for call in self._calls.values()), None)
+        """When `ticked` has something to do: the first call in flight is late, or to be hedged."""
+        calls = self._calls
+        return min([flight.due_s for flight in calls.values()]) if calls else None
 
     @property
     def is_idle(self) -> bool:
@@ -177,6 +268,10 @@ class Dispatcher:
         """What a worker holds of a layer."""
         member = self._members.get(worker)
         return None if member is None else member.holds.get(layer)
+
+    def tally(self, worker: str) -> Tally:
+        """What a worker's failures cost; the same object for all its life."""
+        return self._tallies.setdefault(worker, Tally())
 
     # ---- events: workers
 
@@ -205,16 +300,18 @@ class Dispatcher:
         if held is not None:
             self.loaded(worker, layer, held.epoch, held.experts & frozenset(experts))
 
-    def lost(self, worker: str, reason: str, now_s: float, *, is_trusted: bool = True) -> list[Action]:
+    def lost(
+        self, worker: str, reason: str, now_s: float, *, is_trusted: bool = True, cause: Cause = Cause.LOST
+    ) -> list[Action]:
         """A worker died, left or hangs: its calls go to other holders, else they are computed locally."""
         member = self._members.get(worker)
         if member is None or member.standing is Standing.LOST:
             return []
-        return self._lose([member], reason, now_s, is_trusted=is_trusted)
+        return self._lose([(member, reason)], now_s, cause, is_trusted=is_trusted)
 
     def garbage(self, worker: str, reason: str, now_s: float) -> list[Action]:
         """A worker sent what it must not: it is trusted no more."""
-        return self.lost(worker, reason, now_s, is_trusted=False)
+        return self.lost(worker, reason, now_s, is_trusted=False, cause=Cause.GARBAGE)
 
     # ---- events: tickets and calls
 
@@ -222,112 +319,331 @@ class Dispatcher:
         """A layer asks for experts, each for so many rows (expert to rows), each row to have `width` values."""
         if not load:
             return [Complete(ticket)]
-        self._open[ticket] = _Ticket(layer, load, width, left=len(load))
-        return self._given_out(ticket, tuple(load), now_s)
+        self._open[ticket] = _Ticket(layer, load, width, left=set(load))
+        return self._given_out(ticket, tuple(load), now_s, Cause.UNHELD)
 
     def answered(
-        self, worker: str, seq: int, epoch: int, shape: tuple[int, ...], now_s: float, *, is_finite: bool
+        self,
+        worker: str,
+        seq: int,
+        epoch: int,
+        shape: tuple[int, ...],
+        now_s: float,
+        *,
+        is_finite: bool,
+        compute_s: float = 0.0,
     ) -> list[Action]:
-        """Rows came. They count only from the worker that was asked, once, of the right epoch and shape, finite."""
-        call = self._calls.get(seq)
-        if call is None or call.worker != worker:
+        """Rows came. They count only from the worker that was asked, once, of the right epoch and shape, finite.
+
+        `compute_s`: how long the worker says that it computed.
+        """
+        flight = self._calls.get(seq)
+        if flight is None or flight.call.worker != worker:
+            if seq > self._seq and worker in self._members:
+                return self.garbage(worker, f"rows of call {seq}, which was never made", now_s)
             self._awake(worker)
             return [ReportDropped(worker, f"rows of call {seq}, which is not in flight there")]
+        call = flight.call
         if epoch != call.epoch:
             return self.garbage(worker, f"call {seq}: rows of epoch {epoch}, asked of epoch {call.epoch}", now_s)
         if shape != (call.pairs, call.width):
             return self.garbage(worker, f"call {seq}: rows {shape}, asked for {(call.pairs, call.width)}", now_s)
-        if not is_finite:
-            return self.garbage(worker, f"call {seq}, layer {call.layer}: rows that are not finite", now_s)
+        self._end(flight)
+        member = self._members[worker]
+        round_trip_s, since_last_s = now_s - flight.sent_s, now_s - member.heard_s
+        member.pace.answered(len(call.experts), call.pairs, round_trip_s, since_last_s, compute_s)
+        member.heard_s = now_s
+        if not member.in_flight:
+            member.free_s = -math.inf
         self._awake(worker)
-        self._end(call)
-        return [Fill(call), *self._done(call.ticket, len(call.experts))]
+        if flight.is_stray:
+            return []
+        if not is_finite:
+            return self._suspected(member, flight, now_s)
+        member.late = 0
+        if flight.is_hedged:
+            self.tally(worker).hedged_won += 1
+        left = self._open[call.ticket].left
+        only = None if left.issuperset(call.experts) else tuple([e for e in call.experts if e in left])
+        return [Fill(call, only), *self._done(call.ticket, only or call.experts, now_s)]
 
     def refused(self, worker: str, seq: int, reason: str, now_s: float) -> list[Action]:
         """The worker says that it cannot do a call. It is believed, and asked no more."""
-        call = self._calls.get(seq)
-        if call is None or call.worker != worker:
+        flight = self._calls.get(seq)
+        if flight is None or flight.call.worker != worker:
             return [ReportDropped(worker, f"refusal of call {seq}, which is not in flight there")]
-        return self.lost(worker, f"it refused call {seq}, layer {call.layer}: {reason}", now_s)
+        reason = f"it refused call {seq}, layer {flight.call.layer}: {reason}"
+        return self.lost(worker, reason, now_s, cause=Cause.REFUSED)
 
     def unsent(self, seq: int, now_s: float) -> list[Action]:
         """The worker's queue is full, so that the call did not go: the worker is left alone until it answers."""
-        call = self._calls.get(seq)
-        if call is None:
+        flight = self._calls.get(seq)
+        if flight is None:
             return []
-        self._members[call.worker].standing = Standing.STALLED
-        self._find_holders()
-        return self._handed_over(call, now_s)
+        member = self._members[flight.call.worker]
+        if member.standing is Standing.SERVING:
+            member.standing = Standing.STALLED
+            self._find_holders()
+        return self._handed_over(flight, now_s, Cause.STALLED)
 
-    def computed(self, ticket: int, experts: int) -> list[Action]:
-        """Experts of a ticket were computed locally."""
-        return self._done(ticket, experts)
+    def computed(self, ticket: int, expert: int, now_s: float, *, is_finite: bool = True) -> list[Action]:
+        """An expert of a ticket was computed locally."""
+        asked = self._open.get(ticket)
+        if asked is None or expert not in asked.here:
+            return []
+        asked.here.discard(expert)
+        if not is_finite:
+            return self._at_fault(ticket, expert, now_s)
+        if self.class_map.of(asked.layer, expert) == self.class_map.own:
+            return self._done(ticket, (expert,), now_s)
+        asked.checked.add(expert)
+        return self._found_finite(ticket, (expert,), now_s)
 
     def ticked(self, now_s: float) -> list[Action]:
-        """Time has passed: whoever has a late call is lost."""
-        late = dict.fromkeys(call.worker for call in self._calls.values() if call.deadline_s <= now_s)
-        reason = f"no answer within {self._deadline_s:g} s"
-        return self._lose([self._members[worker] for worker in late], reason, now_s) if late else []
+        """Time has passed: whoever has a late call is lost; calls that take long are hedged."""
+        late: dict[str, tuple[Member, str]] = {}
+        for flight in self._calls.values():
+            if flight.call.deadline_s <= now_s and flight.call.worker not in late:
+                reason = f"no answer within {flight.call.deadline_s - flight.sent_s:.3g} s"
+                late[flight.call.worker] = self._members[flight.call.worker], reason
+        actions = self._lose(list(late.values()), now_s, Cause.LATE) if late else []
+        for flight in [flight for flight in self._calls.values() if flight.hedge_s <= now_s]:
+            actions += self._hedged(flight, now_s)
+        return actions
 
     def forgotten(self, ticket: int) -> list[Action]:
         """Nobody wants the ticket's rows any more. Answers still to come are dropped."""
-        self._open.pop(ticket, None)
-        for call in [c for c in self._calls.values() if c.ticket == ticket]:
-            self._end(call)
+        asked = self._open.pop(ticket, None)
+        for flight in [f for f in self._calls.values() if f.call.ticket == ticket and not f.is_stray]:
+            self._end(flight)
+        if asked is not None and asked.suspicions:  # nothing was found against them
+            suspects = [suspicion.member for suspicion in asked.suspicions]
+            asked.suspicions.clear()
+            self._clear(suspects)
         return []
 
-    # ---- inside
+    # ---- inside: losses
 
-    def _lose(self, members: Sequence[Member], reason: str, now_s: float, *, is_trusted: bool = True) -> list[Action]:
-        """All at once, so that no call of one is asked of another that is lost as well."""
-        for member in members:
+    def _lose(
+        self, members: Sequence[tuple[Member, str]], now_s: float, cause: Cause, *, is_trusted: bool = True
+    ) -> list[Action]:
+        """All at once, with their reasons, so that no call of one is asked of another that is lost as well."""
+        for member, _ in members:
             member.standing = Standing.LOST
         self._find_holders()
-        actions: list[Action] = [ReportLost(member.name, member.session, reason, is_trusted) for member in members]
+        actions: list[Action] = [ReportLost(m.name, m.session, reason, is_trusted) for m, reason in members]
         actions += self._taken_over(
             (layer, expert)
-            for member in members
+            for member, _ in members
             for layer, held in member.holds.items()
             for expert in held.experts
             if self.class_map.of(layer, expert) == member.numeric_class
         )
-        for call in [self._calls[seq] for member in members for seq in sorted(member.in_flight)]:
-            actions += self._handed_over(call, now_s)
+        for flight in [self._calls[seq] for member, _ in members for seq in sorted(member.in_flight)]:
+            actions += self._handed_over(flight, now_s, cause)
+        for ticket, asked in [(n, asked) for n, asked in self._open.items() if asked.suspicions or asked.checked]:
+            asked.suspicions = [s for s in asked.suspicions if s.member.standing is not Standing.LOST]
+            actions += self._settled(ticket, now_s)
         return actions
 
-    def _handed_over(self, call: Call, now_s: float) -> list[Action]:
+    def _handed_over(self, flight: _Flight, now_s: float, cause: Cause) -> list[Action]:
         """Whoever was asked does not do a call. An answer to it that still comes is dropped."""
-        self._end(call)
-        return self._given_out(call.ticket, call.experts, now_s)
+        self._end(flight)
+        if flight.is_stray:
+            return []
+        tally = self.tally(flight.call.worker)
+        tally.retried += 1
+        tally.waited_s += now_s - flight.sent_s
+        return self._given_out(flight.call.ticket, self._undone(flight.call), now_s, cause)
 
-    def _given_out(self, ticket: int, experts: Collection[int], now_s: float) -> list[Action]:
-        """Calls for some experts of a ticket to those that hold them; what nobody holds is to be computed here."""
-        asked = self._open[ticket]
-        layer, load, pairs = asked.layer, asked.load, dict[str, int]()
-        chosen: dict[str, list[int]] = {}
-        alone: list[int] = []
-        busy: dict[str, int] = {}
-        for call in self._calls.values():
-            if call.ticket == ticket:
-                busy[call.worker] = busy.get(call.worker, 0) + call.pairs
-        for expert in experts:
-            holders = self._holders.get((layer, expert))
-            if not holders:
-                alone.append(expert)
+    def _undone(self, call: Call) -> list[int]:
+        """Experts of a call that are not done, nor being done by anybody else."""
+        asked = self._open[call.ticket]
+        wanted = [e for e in call.experts if e in asked.left and e not in asked.here and e not in asked.checked]
+        others = [f.call.experts for f in self._calls.values() if f.call.ticket == call.ticket and f.call is not call]
+        return [e for e in wanted if not any(e in experts for experts in others)]
+
+    # ---- inside: hedges
+
+    def _hedged(self, flight: _Flight, now_s: float) -> list[Action]:
+        """A call takes long: others of the class, or the backbone if it is the only other of the class, do it too."""
+        call = flight.call
+        flight.hedge_s, flight.due_s = math.inf, call.deadline_s
+        asked, straggler = self._open[call.ticket], self._members[call.worker]
+        others: dict[int, list[Member]] = {}
+        here: list[int] = []
+        for expert in call.experts:
+            if expert not in asked.left:
                 continue
-            name = choose(holders, busy).name
-            rows = load[expert]
-            busy[name] = busy.get(name, 0) + rows
-            pairs[name] = pairs.get(name, 0) + rows
-            chosen.setdefault(name, []).append(expert)
-        deadline_s = now_s + self._deadline_s
-        actions: list[Action] = [
-            Send(self._call(ticket, name, tuple(mine), pairs[name], deadline_s)) for name, mine in chosen.items()
-        ]
-        if alone:  # what is sent first runs while the rest is computed here
-            actions += self._taken_over((layer, expert) for expert in alone)
-            actions.append(ComputeLocally(ticket, layer, tuple(alone)))
+            kind, holders = self.class_map.of(call.layer, expert), self._holders.get((call.layer, expert), ())
+            able = [m for m in holders if m is not straggler and m.numeric_class == straggler.numeric_class]
+            if able:
+                others[expert] = able
+            elif kind == self.class_map.own == straggler.numeric_class and expert not in asked.here:
+                here.append(expert)
+        if not others and not here:
+            return []
+        flight.is_hedged = asked.is_hedged = True
+        actions = self._asked_of(call.ticket, others, now_s, is_hedge=True)
+        return actions + (self._here(call.ticket, here, Cause.HEDGED) if here else [])
+
+    def _astray(self, ticket: int, asked: _Ticket, now_s: float) -> None:
+        """Calls of which nothing is left to do are waited for no more."""
+        for flight in self._calls.values():
+            call = flight.call
+            if call.ticket != ticket or flight.is_stray or not asked.left.isdisjoint(call.experts):
+                continue
+            flight.is_stray, flight.hedge_s, flight.due_s = True, math.inf, call.deadline_s
+            if flight.is_hedged:
+                tally, member = self.tally(call.worker), self._members[call.worker]
+                tally.hedged_lost += 1
+                tally.waited_s += now_s - flight.sent_s
+                member.strays += 1
+                member.late += 1
+                member.shunned_until_s = now_s + min(SHUNNED_S, 2.0 ** (member.late - 1))
+
+    # ---- inside: rows that are not finite
+
+    def _suspected(self, member: Member, flight: _Flight, now_s: float) -> list[Action]:
+        """Others do the experts, to see whose fault it is; where one has failed at them before, the backbone does."""
+        call = flight.call
+        asked = self._open[call.ticket]
+        before = _unclear(asked)
+        reason = f"call {call.seq}, layer {call.layer}: rows that are not finite"
+        asked.suspicions.append(_Suspicion(member, reason, asked.left.intersection(call.experts) - asked.checked))
+        if member.standing is not Standing.SUSPECT:
+            member.standing = Standing.SUSPECT
+            self._find_holders()
+        tally, again = self.tally(member.name), self._undone(call)
+        tally.retried += 1
+        tally.waited_s += now_s - flight.sent_s
+        actions = self._given_out(call.ticket, [e for e in again if e not in before], now_s, Cause.NOT_FINITE)
+        here = [e for e in again if e in before]
+        return actions + (self._here(call.ticket, here, Cause.NOT_FINITE) if here else [])
+
+    def _found_finite(self, ticket: int, experts: Collection[int], now_s: float) -> list[Action]:
+        """Somebody gave finite rows of these: whoever did not is not to be trusted once that is so for all of them."""
+        asked = self._open[ticket]
+        for suspicion in asked.suspicions:
+            suspicion.experts.difference_update(experts)
+        guilty = {s.member.name: (s.member, s.reason) for s in asked.suspicions if not s.experts}
+        if guilty:
+            return self._lose(list(guilty.values()), now_s, Cause.NOT_FINITE, is_trusted=False)
+        return self._settled(ticket, now_s)
+
+    def _at_fault(self, ticket: int, expert: int, now_s: float) -> list[Action]:
+        """The backbone's rows are not finite either: it is the input's fault, or the weights'; the request will end."""
+        asked = self._open[ticket]
+        cleared = [s for s in asked.suspicions if expert in s.experts]
+        asked.suspicions = [s for s in asked.suspicions if expert not in s.experts]
+        self._clear([suspicion.member for suspicion in cleared])
+        done = {expert, *(e for s in cleared for e in asked.checked if e in s.experts)}
+        asked.checked -= done
+        return self._done(ticket, tuple(sorted(done)), now_s, is_finite=False)
+
+    def _clear(self, members: Iterable[Member]) -> None:
+        """Suspects serve again, but for those of which there is another suspicion."""
+        suspected = {s.member.name for asked in self._open.values() for s in asked.suspicions}
+        for member in members:
+            if member.standing is Standing.SUSPECT and member.name not in suspected:
+                member.standing = Standing.SERVING
+        self._find_holders()
+
+    def _settled(self, ticket: int, now_s: float) -> list[Action]:
+        """What was computed here as a check and is under no suspicion any more counts, or is asked for again."""
+        asked = self._open.get(ticket)
+        if asked is None or not (clear := asked.checked - _unclear(asked)):
+            return []
+        asked.checked -= clear
+        ours = [e for e in sorted(clear) if self.class_map.of(asked.layer, e) == self.class_map.own]
+        theirs = [e for e in sorted(clear) if e not in ours]
+        actions = self._given_out(ticket, theirs, now_s, Cause.NOT_FINITE)
+        return actions + (self._done(ticket, ours, now_s) if ours else [])
+
+    # ---- inside: who does what
+
+    def _given_out(self, ticket: int, experts: Collection[int], now_s: float, cause: Cause) -> list[Action]:
+        """Calls for some experts of a ticket to those that hold them; what nobody holds is to be computed here."""
+        asked, own = self._open[ticket], self.class_map.own
+        layer, holders_of = asked.layer, self._holders
+        holders: dict[int, list[Member]] = {}
+        alone: list[int] = []
+        slow: list[int] = []
+        for expert in experts:
+            able = holders_of.get((layer, expert))
+            if not able:
+                alone.append(expert)
+            elif able[0].strays and able[0].numeric_class == own and all(member.strays for member in able):
+                slow.append(expert)
+            else:
+                holders[expert] = able
+        actions = self._asked_of(ticket, holders, now_s)
+        # What is sent first runs while the rest is computed here.
+        if slow:
+            actions += self._here(ticket, slow, Cause.STRAGGLING)
+        if alone:
+            doubted = _unclear(asked)  # whose last holder may be innocent, and be of its class still
+            actions += self._taken_over((layer, expert) for expert in alone if expert not in doubted)
+            actions += self._here(ticket, alone, cause)
         return actions
+
+    def _here(self, ticket: int, experts: Sequence[int], cause: Cause) -> list[Action]:
+        asked = self._open[ticket]
+        asked.here.update(experts)
+        self.computed_here[cause] += 1
+        return [ComputeLocally(ticket, asked.layer, tuple(experts))]
+
+    def _asked_of(
+        self, ticket: int, holders: Mapping[int, Sequence[Member]], now_s: float, *, is_hedge: bool = False
+    ) -> list[Action]:
+        """Calls for experts, each to one of its holders."""
+        load = self._open[ticket].load
+        rates: dict[str, float] = {}
+        busy_s: dict[str, float] = {}
+        pairs: dict[str, int] = {}
+        chosen: dict[str, list[int]] = {}
+        for expert, able in holders.items():
+            rows = load[expert]
+            if len(able) == 1:
+                name = able[0].name
+            else:
+                if not rates:
+                    rates = self._rates(now_s)
+                    busy_s = self._busy_s(now_s, rates)
+                    for name, given in pairs.items():
+                        busy_s[name] += given * rates[name]
+                name = choose(able, rows, busy_s, rates).name
+            if rates:
+                busy_s[name] += rows * rates[name]
+            if name in chosen:
+                pairs[name] += rows
+                chosen[name].append(expert)
+            else:
+                pairs[name] = rows
+                chosen[name] = [expert]
+        return [
+            Send(self._call(ticket, name, tuple(mine), pairs[name], now_s, is_hedge=is_hedge))
+            for name, mine in chosen.items()
+        ]
+
+    def _rates(self, now_s: float) -> dict[str, float]:
+        """Seconds a row of each member; of whom nothing is known any more, or yet, the best is thought."""
+        known = {
+            name: member.pace.s_per_row if now_s - member.heard_s < STALE_S else 0.0
+            for name, member in self._members.items()
+        }
+        best = min([rate for rate in known.values() if rate], default=1.0)
+        return {name: rate or best for name, rate in known.items()}
+
+    def _busy_s(self, now_s: float, rates: Mapping[str, float]) -> dict[str, float]:
+        """Seconds that each member will be busy with what it was asked for; stragglers are busier than all others."""
+        busy = {
+            name: _LAST if member.strays or member.shunned_until_s > now_s else 0.0
+            for name, member in self._members.items()
+        }
+        for flight in self._calls.values():
+            busy[flight.call.worker] += flight.call.pairs * rates[flight.call.worker]
+        return busy
 
     def _taken_over(self, experts: Iterable[tuple[int, int]]) -> list[Action]:
         """Those of some (layer, expert) that nobody serves are of the backbone's class from here on."""
@@ -339,9 +655,27 @@ class Dispatcher:
         changed = tuple(sorted({key for key in unserved if before.of(*key) != before.own}))
         return [NewMap(changed, before, self.class_map)]
 
-    def _call(self, ticket: int, worker: str, experts: tuple[int, ...], pairs: int, deadline_s: float) -> Call:
+    def _call(
+        self, ticket: int, worker: str, experts: tuple[int, ...], pairs: int, now_s: float, *, is_hedge: bool
+    ) -> Call:
         self._seq += 1
         asked, member = self._open[ticket], self._members[worker]
+        # When it is late, and when it is to be hedged; what the member was asked for before comes first.
+        deadline_s, hedge_s = now_s + self._deadline_s, math.inf
+        most_s = member.pace.most_s(len(experts), pairs)
+        start_s = now_s if now_s > member.free_s else member.free_s
+        if most_s is not None:
+            member.free_s = start_s + most_s
+            late_s = start_s + LATE_FACTOR * most_s + LATE_SLACK_S
+            if late_s < start_s + LATE_S:
+                late_s = start_s + LATE_S
+            if late_s < deadline_s:
+                deadline_s = late_s
+        elif not is_hedge:  # nothing is known of when it is late, but perhaps of when others would be done with it
+            most_s = member.pace.bound_s(len(experts), pairs)
+        if most_s is not None and not is_hedge:
+            after_s = HEDGE_FACTOR * most_s
+            hedge_s = start_s + (after_s if after_s > self._hedge_s else self._hedge_s)
         call = Call(
             self._seq,
             ticket,
@@ -353,23 +687,31 @@ class Dispatcher:
             asked.width,
             deadline_s,
         )
-        self._calls[call.seq] = call
+        self._calls[call.seq] = _Flight(call, now_s, hedge_s, min(hedge_s, deadline_s))
         member.in_flight.add(call.seq)
         return call
 
-    def _end(self, call: Call) -> None:
-        del self._calls[call.seq]
-        self._members[call.worker].in_flight.discard(call.seq)
+    def _end(self, flight: _Flight) -> None:
+        member = self._members[flight.call.worker]
+        del self._calls[flight.call.seq]
+        member.in_flight.discard(flight.call.seq)
+        if flight.is_stray and flight.is_hedged:
+            member.strays -= 1
 
-    def _done(self, ticket: int, experts: int) -> list[Action]:
-        asked = self._open.get(ticket)
-        if asked is None:
-            return []
-        asked.left -= experts
-        if asked.left > 0:
-            return []
-        del self._open[ticket]
-        return [Complete(ticket)]
+    def _done(self, ticket: int, experts: Collection[int], now_s: float, *, is_finite: bool = True) -> list[Action]:
+        asked, actions = self._open[ticket], list[Action]()
+        asked.left.difference_update(experts)
+        if asked.here and (spared := asked.here.intersection(experts)):
+            asked.here -= spared
+            actions.append(Spare(ticket, tuple(sorted(spared))))
+        if asked.is_hedged:
+            self._astray(ticket, asked, now_s)
+        if asked.suspicions and is_finite:
+            actions += self._found_finite(ticket, experts, now_s)
+        if not asked.left and self._open.get(ticket) is asked:
+            del self._open[ticket]
+            actions.append(Complete(ticket))
+        return actions
 
     def _awake(self, worker: str) -> None:
         member = self._members.get(worker)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .engine import Answer
 from .roster import WorkerReport
 from .session import Session
+from .tally import Tally
 from .terminal import table
 
 Result = dict[str, Any]
@@ -31,7 +32,9 @@ class Before:
     rows: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
     computed_locally: int = 0
+    local_causes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def now(cls, session: Session) -> Before:
@@ -41,8 +44,10 @@ class Before:
             {w.name: w.calls for w in workers},
             {w.name: w.rows for w in workers},
             {w.name: w.seconds for w in workers},
-            {w.name: len(w.failures) for w in workers},
+            {w.name: w.failed for w in workers},
+            {w.name: replace(w.tally) for w in workers},
             computed_locally(session) or 0,
+            session.swarm.local_causes() if session.swarm is not None else {},
         )
 
 
@@ -53,6 +58,7 @@ def as_json(session: Session, answer: Answer, before: Before | None = None) -> R
     """
     before = before or Before()
     done = computed_locally(session)
+    workers = [_worker(w, before) for w in session.workers()]
     result: Result = {
         "prompt_ids": answer.prompt_ids,
         "ids": answer.ids,
@@ -62,8 +68,9 @@ def as_json(session: Session, answer: Answer, before: Before | None = None) -> R
             "prompt": {"tokens": answer.prompt.tokens, "seconds": round(answer.prompt.seconds, 6)},
             "decode": {"tokens": answer.decode.tokens, "seconds": round(answer.decode.seconds, 6)},
         },
-        "workers": [_worker(w, before) for w in session.workers()],
+        "workers": workers,
         "computed_locally": None if done is None else done - before.computed_locally,
+        "failures": _failures(session, workers, before),
         "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
     }
     if answer.logits_sha256:
@@ -81,7 +88,26 @@ def workers_as_json(session: Session) -> list[Result]:
     return [_worker(w, Before()) for w in session.workers()]
 
 
+def failures_as_json(session: Session) -> Result | None:
+    """Which workers failed so far, and what that cost; None when nothing happened."""
+    return _failures(session, workers_as_json(session), Before())
+
+
+def _failures(session: Session, workers: Sequence[Result], before: Before) -> Result | None:
+    causes = session.swarm.local_causes() if session.swarm is not None else {}
+    locally = {cause: count - before.local_causes.get(cause, 0) for cause, count in causes.items()}
+    found: Result = {
+        "workers": [w["name"] for w in workers if w["failures"]],
+        **{name: sum(w[name] for w in workers) for name in ("retried", "hedged_won", "hedged_lost")},
+        "waited_seconds": round(sum(w["waited_seconds"] for w in workers), 6),
+        "computed_locally": {cause: count for cause, count in sorted(locally.items()) if count},
+    }
+    return found if any(found.values()) else None
+
+
 def _worker(w: WorkerReport, before: Before) -> Result:
+    tally, was = w.tally, before.tallies.get(w.name, Tally())
+    failed = w.failed - before.failures.get(w.name, 0)
     return {
         "name": w.name,
         "backend": w.backend,
@@ -92,7 +118,11 @@ def _worker(w: WorkerReport, before: Before) -> Result:
         "calls": w.calls - before.calls.get(w.name, 0),
         "rows": w.rows - before.rows.get(w.name, 0),
         "seconds": round(w.seconds - before.seconds.get(w.name, 0.0), 6),
-        "failures": w.failures[before.failures.get(w.name, 0) :],
+        "failures": w.failures[-failed:] if failed else [],
+        "retried": tally.retried - was.retried,
+        "hedged_won": tally.hedged_won - was.hedged_won,
+        "hedged_lost": tally.hedged_lost - was.hedged_lost,
+        "waited_seconds": round(tally.waited_s - was.waited_s, 6),
     }
 
 
@@ -103,7 +133,7 @@ def summary(result: Result) -> str:
         f"prompt: {prompt['tokens']} tokens, {_rate(prompt)}; answer: {decode['tokens']} tokens, "
         f"{_rate(decode)}; stopped: {STOPS[result['stop']]}"
     )
-    lines = worker_lines(result["workers"], result["computed_locally"])
+    lines = worker_lines(result["workers"], result["computed_locally"], result["failures"])
     return "\n".join([*lines, speed, *change_lines(result), provenance_line(result["provenance"])])
 
 
@@ -119,7 +149,7 @@ def _rate(timing: Result) -> str:
     return f"{timing['tokens'] / timing['seconds'] if timing['seconds'] else 0.0:.1f}/s"
 
 
-def worker_lines(workers: Sequence[Result], locally: int | None) -> list[str]:
+def worker_lines(workers: Sequence[Result], locally: int | None, failures: Result | None) -> list[str]:
     """A table of the workers, what went wrong with them, and what the backbone had to do itself."""
     if not workers:
         return []
@@ -130,7 +160,20 @@ def worker_lines(workers: Sequence[Result], locally: int | None) -> list[str]:
     lines = [table(rows), *(f"{w['name']}: {reason}" for w in workers for reason in w["failures"])]
     if locally:
         lines.append(f"{locally} expert calls were computed by the backbone")
+    if failures is not None and (told := _cost(failures)):
+        lines.append(told)
     return lines
+
+
+def _cost(failures: Result) -> str:
+    """What failures and stragglers cost, in a line; nothing where no call was given to anybody else."""
+    hedged = failures["hedged_won"] + failures["hedged_lost"]
+    parts = [
+        f"{failures['retried']} calls retried" if failures["retried"] else "",
+        f"{hedged} calls hedged, {failures['hedged_lost']} of them done by the other" if hedged else "",
+        f"{failures['waited_seconds']:.2f} s waited for calls that were given up" if failures["waited_seconds"] else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def provenance_line(p: Result) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .local_workers import LocalWorker
+from .tally import Tally
 
 MOST_FAILURES = 32  #: that are kept of a worker
 
@@ -15,6 +16,7 @@ class WorkerReport:
     """What a worker is and did, for the table at the end of an answer."""
 
     name: str
+    tally: Tally = field(default_factory=Tally)  #: what its failures cost
     backend: str = ""
     device: str = ""
     numeric_class: str = ""

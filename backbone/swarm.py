@@ -7,6 +7,7 @@ here: an answer is never lost, and where that is another numeric class, it is to
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +27,21 @@ from protocol.schema import one_line
 
 from .batch import Batch
 from .class_map import ClassMap, MapChange
-from .dispatch import Action, Call, Complete, ComputeLocally, Dispatcher, Fill, NewMap, ReportDropped, ReportLost, Send
+from .dispatch import (
+    HEDGE_S,
+    Action,
+    Call,
+    Cause,
+    Complete,
+    ComputeLocally,
+    Dispatcher,
+    Fill,
+    NewMap,
+    ReportDropped,
+    ReportLost,
+    Send,
+    Spare,
+)
 from .door import Door
 from .errors import BackboneError
 from .gate import Gate, Sent
@@ -43,9 +58,10 @@ __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0  #: for the first word of a worker, and between any two while it loads
-CALL_DEADLINE_S = 60.0
+CALL_DEADLINE_S = 60.0  #: at most, and while nothing was measured
 COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
 PATIENCE_MS = 500
+MOST_WAITING = 1024  #: messages that are looked at before anybody is called late
 BOOK_S = 0.5  #: between two looks at the book of invites
 
 
@@ -85,7 +101,8 @@ class Swarm:
 
     Local ones are started from `specs`; through a `door` workers come in from elsewhere, whenever they like.
     `dense_class` is that of all but the experts, where it says more than the class of the backbone's own rows.
-    `placement`, `deadline_s`, `join_timeout_s` and `command` (another program in the worker's place) are for tests.
+    `placement`, `deadline_s`, `hedge_s` (no call is hedged before), `join_timeout_s` and `command` (another program in
+    the worker's place) are for tests.
     """
 
     is_here = False
@@ -100,6 +117,7 @@ class Swarm:
         share_path: bool = True,
         placement: Place = place,
         deadline_s: float = CALL_DEADLINE_S,
+        hedge_s: float = HEDGE_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         command: Sequence[str] | None = None,
         door: Door | None = None,
@@ -110,12 +128,12 @@ class Swarm:
         numeric = model.numeric_class
         own = str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
         counts = {layer: model.expert_count(layer) for layer in model.expert_tensors}
-        self._dispatcher = Dispatcher(ClassMap.of_backbone(own, counts, dense_class), deadline_s=deadline_s)
+        class_map = ClassMap.of_backbone(own, counts, dense_class)
+        self._dispatcher = Dispatcher(class_map, deadline_s=deadline_s, hedge_s=hedge_s)
         self._roster = Roster()
         self._open: dict[int, _Open] = {}
         self._ticket = 0
         self.busiest_ns = 0
-        self.local_calls = 0  #: calls computed here because no worker did
         self.class_changes: list[MapChange] = []
         self._gate = Gate("tcp://127.0.0.1:*") if door is None else door.open()
         self._looked_s = time.monotonic()  #: at the book of invites
@@ -169,10 +187,15 @@ class Swarm:
                 self._compute(ticket, held)
                 self._pump(0)
             else:
-                self._pump(PATIENCE_MS)
+                self._pump(self._patience_ms())
         del self._open[ticket]
         self.busiest_ns = held.busiest_ns
         return held.batch.out
+
+    def _patience_ms(self) -> int:
+        """How long there is nothing to do but to wait for a message."""
+        due_s = self._dispatcher.next_deadline()
+        return PATIENCE_MS if due_s is None else min(PATIENCE_MS, max(0, math.ceil((due_s - time.monotonic()) * 1000)))
 
     def abandon(self) -> None:
         """Forget every open ticket: whoever asked has gone."""
@@ -204,6 +227,16 @@ class Swarm:
     def report(self) -> list[WorkerReport]:
         """One entry for each worker, in the order of their start."""
         return [peer.report for peer in self._roster]
+
+    @property
+    def local_calls(self) -> int:
+        """Calls computed here because no worker did; hedges, which a worker does too, are not among them."""
+        causes = self._dispatcher.computed_here
+        return sum(causes.values()) - causes[Cause.HEDGED]
+
+    def local_causes(self) -> dict[str, int]:
+        """Why the backbone computed calls, hedges among them, with their numbers."""
+        return {cause.value: count for cause, count in self._dispatcher.computed_here.items() if count}
 
     def pids(self) -> list[int]:
         """Process ids of the workers that this backbone started, in the order of their start."""
@@ -255,7 +288,7 @@ class Swarm:
             name, spec, endpoint=_near(gate.endpoint), server_key=gate.public_key, model=path, command=command
         )
         gate.admit(worker.public_key)
-        self._roster.add(Peer(worker.public_key, WorkerReport(name), worker))
+        self._roster.add(Peer(worker.public_key, WorkerReport(name, self._dispatcher.tally(name)), worker))
         if worker.pidfd is not None:
             self._poller.register(worker.pidfd, zmq.POLLIN)
 
@@ -286,13 +319,15 @@ class Swarm:
         for source, _ in (events := self._poller.poll(timeout_ms)):
             if source is not self._gate.socket:
                 self._on_death(source)
-            elif (received := self._gate.receive()) is not None:
-                self._on_message(*received)
-                heard = True
+            else:
+                heard = self._hear()
         if not events:
             self._look_for_dead()
-        deadline = self._dispatcher.next_deadline()
-        if deadline is not None and (now := time.monotonic()) >= deadline:
+        due_s = self._dispatcher.next_deadline()
+        if due_s is not None and (now := time.monotonic()) >= due_s:
+            # An answer that has waited here, while this process was busy, is not late.
+            if not any(not self._hear() for _ in range(MOST_WAITING)):
+                log.warning("messages come faster than they can be read")
             self._act(self._dispatcher.ticked(now))
         if self._planned not in (None, self._joining.changes):
             self._plan(is_free=False)  # while an answer is in the making no expert changes its class
@@ -300,6 +335,14 @@ class Swarm:
             self._look_at_the_book(self._door)
             self._joining.go_on()
         return heard
+
+    def _hear(self) -> bool:
+        """Handle one message, if there is one; whether there was."""
+        received = self._gate.receive()
+        if received is None:
+            return False
+        self._on_message(*received)
+        return True
 
     def _look_at_the_book(self, door: Door) -> None:
         """Who was revoked since the last look is let go."""
@@ -316,7 +359,7 @@ class Swarm:
         door = self._door
         entry = None if door is None else door.worker(key)
         if entry is not None:
-            peer = Peer(key, WorkerReport(entry.name))
+            peer = Peer(key, WorkerReport(entry.name, self._dispatcher.tally(entry.name)))
             self._roster.add(peer)
             return peer
         answer = None if door is None else door.answer(key, frames)
@@ -364,12 +407,18 @@ class Swarm:
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         rows = np.frombuffer(tensor.data, "<f4")
         actions = self._dispatcher.answered(
-            peer.name, message.seq, message.epoch, tensor.shape, time.monotonic(), is_finite=is_finite(rows)
+            peer.name,
+            message.seq,
+            message.epoch,
+            tensor.shape,
+            time.monotonic(),
+            is_finite=is_finite(rows),
+            compute_s=message.compute_ns / 1e9,
         )
         if actions and isinstance(actions[0], Fill):
             call = actions[0].call
             held = self._open[call.ticket]
-            held.batch.fill(call.experts, rows.reshape(tensor.shape))
+            held.batch.fill(call.experts, rows.reshape(tensor.shape), actions[0].only)
             held.busiest_ns = max(held.busiest_ns, message.compute_ns)
             peer.report.calls += 1
             peer.report.rows += call.pairs
@@ -385,9 +434,10 @@ class Swarm:
             self._send_call(call, frames, copy=is_small)
         for action in actions:
             if isinstance(action, ComputeLocally):
-                if action.ticket in self._open:
-                    self._open[action.ticket].todo += action.experts
-                    self.local_calls += 1
+                self._open[action.ticket].todo += action.experts
+            elif isinstance(action, Spare):
+                held = self._open[action.ticket]
+                held.todo = deque(expert for expert in held.todo if expert not in action.experts)
             elif isinstance(action, Complete):
                 self._open[action.ticket].is_complete = True
             elif isinstance(action, ReportLost):
@@ -418,8 +468,9 @@ class Swarm:
         """Compute one expert of a ticket's todo here."""
         expert = held.todo.popleft()
         places = held.batch.places((expert,))
-        held.batch.fill_places(places, self._local.rows(held.layer, expert, held.batch.inputs(places)))
-        self._act(self._dispatcher.computed(ticket, 1))
+        rows = self._local.rows(held.layer, expert, held.batch.inputs(places))
+        held.batch.fill_places(places, rows)
+        self._act(self._dispatcher.computed(ticket, expert, time.monotonic(), is_finite=is_finite(rows)))
 
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)

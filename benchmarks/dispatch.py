@@ -95,7 +95,7 @@ def measure(workers: int, calls: int) -> dict[str, Any]:
     x = draw.standard_normal((1, WIDTH), np.float32)
     beyond, whole = list[float](), list[float]()
     specs = [WorkerSpec(backend="null")] * workers
-    with Swarm(layer, specs, local=layer, share_path=False, command=command) as swarm:
+    with Swarm(layer, specs, local=layer, share_path=False, command=command, hedge_s=60.0) as swarm:
         reports = swarm.report()
         for i in range(calls + WARM_UP):
             before = [r.seconds for r in reports]

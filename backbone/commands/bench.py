@@ -22,7 +22,7 @@ from ..clock import Clock
 from ..discovery import DEMO_NAME
 from ..engine import Engine
 from ..errors import UsageError
-from ..results import computed_locally, provenance_line, worker_lines, workers_as_json
+from ..results import computed_locally, failures_as_json, provenance_line, worker_lines, workers_as_json
 from ..sampling import Sampler, SamplingOptions
 from ..session import Session, open_session
 from ..settings import add_flags, resolve
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(as_text(session, results, split))
             sys.stdout.flush()
-            workers = worker_lines(workers_as_json(session), computed_locally(session))
+            workers = worker_lines(workers_as_json(session), computed_locally(session), failures_as_json(session))
             below = [*workers, f"class {session.model.numeric_class}", provenance_line(session.provenance())]
             print(dim("\n".join(below), sys.stderr), file=sys.stderr)
     return 0
@@ -221,6 +221,7 @@ def as_json(session: Session, results: Sequence[Result], split: dict[str, float]
         "threads": threads,
         "workers": workers_as_json(session),
         "computed_locally": computed_locally(session),
+        "failures": failures_as_json(session),
         "results": [result.as_json() for result in results],
         "split": split,
         "provenance": session.provenance(),

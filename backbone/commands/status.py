@@ -68,7 +68,7 @@ def _server(server: dict[str, Any] | None) -> list[str]:
         f"{server['model']} on {server['url']}, process {server['pid']}, context {server['context']}",
         f"{load['running']} of {load['parallel']} answers under way, {load['waiting']} of {load['queue']} waiting",
     ]
-    return [*lines, *worker_lines(server["workers"], server["computed_locally"])]
+    return [*lines, *worker_lines(server["workers"], server["computed_locally"], server["failures"])]
 
 
 def _indented(texts: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from ..chat_template import TEMPLATE_KEY, ChatTemplateError
 from ..errors import BackboneError
 from ..presence import Presence
 from ..prompts import ChatPrompt, Prompt, prompt_ids
-from ..results import Result, computed_locally, workers_as_json
+from ..results import Result, computed_locally, failures_as_json, workers_as_json
 from ..sampling import SamplingOptions
 from ..scheduler import Done, Ending, Event, Failed, Job, Prompted, Scheduler, Text
 from ..session import Session
@@ -114,6 +114,7 @@ class Service:
                 "counts": self.scheduler.counts.as_json(),
                 "workers": workers_as_json(self.session),
                 "computed_locally": computed_locally(self.session),
+                "failures": failures_as_json(self.session),
                 "class_map": self.session.class_map().digest,
                 "refused": 0 if swarm is None else swarm.refused,
                 "dropped": 0 if swarm is None else swarm.dropped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from backbone.class_map import ClassMap
 from backbone.dispatch import (
+    LATE_FACTOR,
+    LATE_S,
     Action,
     Call,
+    Cause,
     Complete,
     ComputeLocally,
     Dispatcher,
@@ -23,9 +27,11 @@ from backbone.dispatch import (
     ReportDropped,
     ReportLost,
     Send,
+    Spare,
     Standing,
     choose,
 )
+from backbone.pace import Pace
 
 WIDTH, DEADLINE_S = 8, 10.0
 OURS, THEIRS = "ours", "theirs"  # the backbone's class, and another
@@ -91,7 +97,7 @@ def test_a_ticket_is_complete_with_its_last_rows() -> None:
     dispatcher = two_workers()
     first, second = sent(issue(dispatcher, {0: 1, 2: 1, 4: 1}))
     assert answer(dispatcher, second) == [Fill(second)]
-    assert dispatcher.computed(1, 1) == []
+    assert dispatcher.computed(1, 4, 1.0) == []
     assert answer(dispatcher, first) == [Fill(first), Complete(1)]
     assert dispatcher.next_deadline() is None
 
@@ -112,7 +118,7 @@ def test_a_lost_workers_calls_are_computed_here() -> None:
     assert dispatcher.lost("a", "killed again", 1.0) == []
     assert isinstance(answer(dispatcher, first)[0], ReportDropped)
     assert isinstance(answer(dispatcher, second)[0], ReportDropped)
-    assert dispatcher.computed(1, 1) == [Complete(1)]
+    assert dispatcher.computed(1, 0, 1.0) == [Complete(1)]
     assert issue(dispatcher, {0: 1}, ticket=3) == [ComputeLocally(3, 0, (0,))]
 
 
@@ -120,7 +126,6 @@ def test_the_second_answer_and_a_strangers_are_dropped() -> None:
     dispatcher = two_workers()
     (call,) = sent(issue(dispatcher, {0: 1}))
     assert isinstance(answer(dispatcher, call, worker="b")[0], ReportDropped)
-    assert isinstance(answer(dispatcher, call, seq=99)[0], ReportDropped)
     assert answer(dispatcher, call) == [Fill(call), Complete(1)]
     assert isinstance(answer(dispatcher, call)[0], ReportDropped)
     assert dispatcher.standing("a") is Standing.SERVING
@@ -129,9 +134,9 @@ def test_the_second_answer_and_a_strangers_are_dropped() -> None:
 def test_garbage_costs_a_worker_its_trust() -> None:
     for changes, told in (
         ({"epoch": 9}, "epoch 9, asked of epoch 1"),
+        ({"seq": 99}, "rows of call 99, which was never made"),
         ({"shape": (2, WIDTH)}, "rows (2, 8), asked for (1, 8)"),
         ({"shape": (1, WIDTH + 1)}, "rows (1, 9), asked for (1, 8)"),
-        ({"is_finite": False}, "not finite"),
     ):
         dispatcher = two_workers()
         (call,) = sent(issue(dispatcher, {0: 1}))
@@ -211,14 +216,16 @@ def test_a_forgotten_ticket_leaves_nothing_behind() -> None:
     assert dispatcher.forgotten(1) == []
     assert dispatcher.next_deadline() is None
     assert isinstance(answer(dispatcher, call)[0], ReportDropped)
-    assert dispatcher.computed(1, 1) == []
+    assert dispatcher.computed(1, 4, 1.0) == []
     assert dispatcher.standing("a") is Standing.SERVING
 
 
 def test_the_least_loaded_holder_is_chosen() -> None:
     a, b = Member("a", OURS, 1), Member("b", OURS, 1)
-    assert choose([a, b], {}) is a
-    assert choose([a, b], {"a": 1}) is b
+    even = {"a": 1.0, "b": 1.0}
+    assert choose([a, b], 1, {}, even) is a
+    assert choose([a, b], 1, {"a": 1.0}, even) is b
+    assert choose([a, b], 3, {"a": 1.0}, even | {"b": 2.0}) is a
     dispatcher = serving(("a", OURS, {0: (0, 1, 2)}), ("b", OURS, {0: (0, 1)}))
     calls = sent(issue(dispatcher, {2: 3, 0: 1, 1: 1}))
     assert {c.worker: c.experts for c in calls} == {"a": (2,), "b": (0, 1)}
@@ -231,7 +238,7 @@ IF_THEIRS: dict[str, tuple[tuple[int, int], ...]] = {OURS: (), THEIRS: ((0, 0), 
 def undone(how: str, dispatcher: Dispatcher, call: Call) -> list[Action]:
     """What happens to a call that its worker does not do."""
     if how == "garbage":
-        return answer(dispatcher, call, is_finite=False, now_s=7.0)
+        return answer(dispatcher, call, epoch=99, now_s=7.0)
     if how == "refused":
         return dispatcher.refused(call.worker, call.seq, "no memory", 7.0)
     if how == "stalled":
@@ -283,7 +290,7 @@ def test_a_call_goes_on_from_worker_to_worker_until_nobody_is_left() -> None:
         (call,) = sent(dispatcher.unsent(call.seq, 1.0))
         assert call.worker == worker
     assert dispatcher.unsent(call.seq, 1.0) == [ComputeLocally(1, 0, (1,))]
-    assert dispatcher.computed(1, 1) == [Complete(1)]
+    assert dispatcher.computed(1, 1, 1.0) == [Complete(1)]
 
 
 def test_only_members_of_an_experts_class_are_asked() -> None:
@@ -362,6 +369,242 @@ def test_what_is_held_by_a_worker_of_another_class_waits_for_its_map() -> None:
     assert [(c.worker, c.experts) for c in sent([again])] == [("a", (1,))]
 
 
+# ---- rows that are not finite
+
+
+def test_of_two_who_differ_the_one_whose_rows_are_not_finite_is_barred() -> None:
+    dispatcher = serving(("a", OURS, A), ("b", OURS, B), ("c", OURS, C))
+    (call, other) = sent(issue(dispatcher, {0: 1, 1: 1}))
+    assert (call.worker, other.worker) == ("a", "b")
+    (again,) = sent(answer(dispatcher, call, is_finite=False))
+    assert (again.worker, dispatcher.standing("a")) == ("b", Standing.SUSPECT)
+    assert [c.worker for c in sent(issue(dispatcher, {0: 1}, ticket=2))] == ["b"]
+    fill, lost = answer(dispatcher, again)
+    assert fill == Fill(again)
+    assert lost == ReportLost("a", 1, "call 1, layer 0: rows that are not finite", is_trusted=False)
+    assert answer(dispatcher, other) == [Fill(other), Complete(1)]
+    assert dispatcher.tally("a").retried == 1
+
+
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_before_a_second_holder_is_barred_the_backbone_judges(kind: str, is_finite: bool) -> None:
+    holds = {0: (0, 1)}
+    dispatcher = serving(("a", kind, holds), ("b", kind, holds), theirs=IF_THEIRS[kind])
+    (call,) = sent(issue(dispatcher, {0: 1}))
+    (call,) = sent(answer(dispatcher, call, is_finite=False))
+    assert answer(dispatcher, call, is_finite=False) == [ComputeLocally(1, 0, (0,))]
+    assert dispatcher.class_map == serving(theirs=IF_THEIRS[kind]).class_map
+    actions = dispatcher.computed(1, 0, 1.0, is_finite=is_finite)
+    if is_finite:
+        lost = [action for action in actions if isinstance(action, ReportLost)]
+        assert [(each.worker, each.is_trusted) for each in lost] == [("a", False), ("b", False)]
+        assert [type(action) for action in actions if isinstance(action, NewMap)] == [NewMap] * (kind == THEIRS)
+        assert actions[-1] == Complete(1)
+    else:  # it was the input's fault, or the weights'
+        assert actions == [Complete(1)]
+        assert dispatcher.standing("a") is dispatcher.standing("b") is Standing.SERVING
+        assert sent(issue(dispatcher, {0: 1}, ticket=2))
+
+
+def test_a_third_holder_does_what_two_failed_at_and_the_backbone_cannot_do_in_their_class() -> None:
+    holds = {0: (0,)}
+    dispatcher = serving(*((w, THEIRS, holds) for w in "abc"), theirs=((0, 0),))
+    (call,) = sent(issue(dispatcher, {0: 1}))
+    for _ in range(2):
+        actions = answer(dispatcher, call, is_finite=False)
+        (call,) = sent(actions) or (call,)
+    assert actions == [ComputeLocally(1, 0, (0,))]
+    *lost, again = dispatcher.computed(1, 0, 1.0)
+    assert [type(action) for action in lost] == [ReportLost] * 2
+    (call,) = sent([again])
+    assert call.worker == "c"
+    assert answer(dispatcher, call) == [Fill(call), Complete(1)]
+
+
+def test_a_forgotten_tickets_suspect_serves_again() -> None:
+    dispatcher = serving(("a", OURS, A), ("b", OURS, B))
+    (call,) = sent(issue(dispatcher, {0: 1}))
+    answer(dispatcher, call, is_finite=False)
+    dispatcher.forgotten(1)
+    assert dispatcher.standing("a") is Standing.SERVING
+
+
+# ---- deadlines and hedges
+
+
+def measured(dispatcher: Dispatcher, load: dict[int, int], seconds: float, times: int = 8) -> float:
+    """Answers of calls for these experts, each after so long; when it was then."""
+    now_s = 0.0
+    for ticket in range(1000, 1000 + times):
+        calls = sent(issue(dispatcher, load, ticket, now_s))
+        now_s += seconds
+        for call in calls:
+            assert answer(dispatcher, call, now_s=now_s)[0] == Fill(call)
+    return now_s
+
+
+def test_a_deadline_is_that_of_what_was_measured() -> None:
+    dispatcher = serving(("a", OURS, {0: (0, 1)}), ("b", OURS, {0: (2,)}))
+    now_s = measured(dispatcher, {0: 1}, 0.1)
+    (quick, unknown) = sent(issue(dispatcher, {0: 1, 2: 1}, now_s=now_s))
+    assert quick.deadline_s == now_s + DEADLINE_S  # what is set is less than any that is measured
+    dispatcher = Dispatcher(MAP, deadline_s=1000.0)
+    join(dispatcher, "a", OURS, 1, {0: (0, 1)}, 0.0)
+    join(dispatcher, "b", OURS, 2, {0: (2,)}, 0.0)
+    (first,) = sent(issue(dispatcher, {0: 1}))
+    assert first.deadline_s == 1000.0
+    answer(dispatcher, first, now_s=0.1)
+    now_s = measured(dispatcher, {0: 1}, 0.1, 20)
+    quick, unknown = sent(issue(dispatcher, {0: 1, 2: 1}, now_s=now_s))
+    assert quick.deadline_s == now_s + LATE_S
+    assert unknown.deadline_s == now_s + 1000.0
+    assert now_s < (dispatcher.next_deadline() or 0.0) < quick.deadline_s  # it is hedged first
+    dispatcher.ticked(now_s + 9.0)
+    assert dispatcher.next_deadline() == quick.deadline_s
+    (lost, *_) = dispatcher.ticked(quick.deadline_s)
+    assert lost == ReportLost("a", 1, "no answer within 10 s", True)
+    assert dispatcher.next_deadline() == unknown.deadline_s
+
+
+def test_a_slow_workers_deadline_is_longer_and_calls_that_wait_for_others_have_more_time() -> None:
+    dispatcher = Dispatcher(MAP, deadline_s=1000.0)
+    join(dispatcher, "a", OURS, 1, {0: (0,)}, 0.0)
+    now_s = measured(dispatcher, {0: 1}, 4.0, 30)
+    first, second = (sent(issue(dispatcher, {0: 1}, ticket, now_s))[0] for ticket in (1, 2))
+    assert LATE_FACTOR * 4.0 < first.deadline_s - now_s < 3 * LATE_FACTOR * 4.0
+    assert second.deadline_s > first.deadline_s + 3.9
+
+
+def late(*workers: tuple[str, str, Mapping[int, tuple[int, ...]]], theirs: bool = False) -> tuple[Dispatcher, Call]:
+    """A call of expert 0 of worker `a`, long after all its earlier ones were answered."""
+    dispatcher = serving(("a", THEIRS if theirs else OURS, A), theirs=((0, 0), (0, 1)) if theirs else ())
+    now_s = measured(dispatcher, {0: 1}, 0.01)
+    (call,) = sent(issue(dispatcher, {0: 1}, now_s=now_s))
+    for epoch, worker in enumerate(workers, 2):
+        join(dispatcher, *worker[:2], epoch, worker[2], now_s)
+    assert dispatcher.ticked(now_s + 0.02) == []
+    return dispatcher, call
+
+
+LATER_S = 1.0
+
+
+def test_a_call_that_takes_long_is_also_asked_of_another_holder_once() -> None:
+    dispatcher, call = late(("b", OURS, B))
+    (hedge,) = sent(dispatcher.ticked(LATER_S))
+    assert (hedge.worker, hedge.experts) == ("b", (0,))
+    assert dispatcher.ticked(LATER_S + 1.0) == []
+    assert answer(dispatcher, hedge, now_s=LATER_S + 1.1) == [Fill(hedge), Complete(1)]
+    assert dispatcher.standing("a") is Standing.SERVING
+    # It is chosen last while it owes an answer, and for a second more; its answer is no garbage, and of no use.
+    for now_s, chosen in ((2.2, "b"), (2.3, "b"), (4.0, "a")):
+        calls = sent(issue(dispatcher, {0: 1}, 7, now_s))
+        assert [c.worker for c in calls] == [chosen]
+        dispatcher.forgotten(7)
+        if now_s == 2.2:
+            assert answer(dispatcher, call, now_s=2.25) == []
+    tally = dispatcher.tally("a")
+    assert (tally.hedged_won, tally.hedged_lost, tally.retried) == (0, 1, 0)
+    assert tally.waited_s == pytest.approx(LATER_S + 1.1 - 0.08)
+    assert isinstance(answer(dispatcher, call)[0], ReportDropped)
+
+
+def test_the_straggler_may_be_first_still() -> None:
+    dispatcher, call = late(("b", OURS, B))
+    (hedge,) = sent(dispatcher.ticked(LATER_S))
+    assert answer(dispatcher, call, now_s=LATER_S) == [Fill(call), Complete(1)]
+    assert answer(dispatcher, hedge, now_s=LATER_S) == []
+    assert (dispatcher.tally("a").hedged_won, dispatcher.tally("b").hedged_lost) == (1, 0)
+
+
+def test_without_another_holder_the_backbone_hedges_what_is_of_its_class() -> None:
+    dispatcher, call = late()
+    assert dispatcher.ticked(LATER_S) == [ComputeLocally(1, 0, (0,))]
+    assert answer(dispatcher, call, now_s=LATER_S) == [Fill(call), Spare(1, (0,)), Complete(1)]
+    assert dispatcher.computed(1, 0, LATER_S) == []
+    assert dispatcher.computed_here == {Cause.HEDGED: 1}
+
+    dispatcher, call = late()
+    dispatcher.ticked(LATER_S)
+    assert dispatcher.computed(1, 0, LATER_S) == [Complete(1)]
+    # While the straggler owes an answer nobody waits for it again.
+    assert issue(dispatcher, {0: 1, 1: 1}, 2, LATER_S) == [ComputeLocally(2, 0, (0, 1))]
+    assert dispatcher.computed_here == {Cause.HEDGED: 1, Cause.STRAGGLING: 1}
+    assert answer(dispatcher, call, now_s=LATER_S) == []
+    assert sent(issue(dispatcher, {0: 1}, 3, LATER_S))
+
+
+def test_no_hedge_leaves_the_class() -> None:
+    dispatcher, _ = late(theirs=True)
+    before = dispatcher.class_map
+    assert dispatcher.ticked(LATER_S) == []
+    dispatcher, _ = late(("b", OURS, B), theirs=True)
+    assert dispatcher.ticked(LATER_S) == []
+    dispatcher, _ = late(("b", THEIRS, B), theirs=True)
+    assert [c.worker for c in sent(dispatcher.ticked(LATER_S))] == ["b"]
+    assert dispatcher.class_map == before
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_a_call_and_its_hedge_one_may_fail(first: str) -> None:
+    dispatcher, call = late(("b", OURS, B))
+    (hedge,) = sent(dispatcher.ticked(LATER_S))
+    left, second = (hedge, "b") if first == "a" else (call, "a")
+    assert [type(a) for a in dispatcher.lost(first, "killed", LATER_S)] == [ReportLost]
+    assert [type(a) for a in dispatcher.lost(second, "killed", LATER_S)] == [ReportLost, ComputeLocally]
+    assert isinstance(answer(dispatcher, left)[0], ReportDropped)
+    assert dispatcher.computed(1, 0, LATER_S) == [Complete(1)]
+
+
+def test_a_hedge_may_do_a_part() -> None:
+    """Two experts of a call, of which another worker holds one and the backbone does the other."""
+    dispatcher = serving(("a", OURS, A))
+    now_s = measured(dispatcher, {0: 1, 1: 1}, 0.01)
+    (call,) = sent(issue(dispatcher, {0: 1, 1: 1}, now_s=now_s))
+    join(dispatcher, "c", OURS, 3, C, now_s)
+    send, local = dispatcher.ticked(LATER_S)
+    assert local == ComputeLocally(1, 0, (0,))
+    (hedge,) = sent([send])
+    assert (hedge.worker, hedge.experts) == ("c", (1,))
+    assert answer(dispatcher, hedge, now_s=LATER_S) == [Fill(hedge)]
+    assert answer(dispatcher, call, now_s=LATER_S) == [Fill(call, (0,)), Spare(1, (0,)), Complete(1)]
+
+
+def test_a_straggler_that_never_answers_is_lost_at_its_deadline() -> None:
+    dispatcher, call = late(("b", OURS, B))
+    (hedge,) = sent(dispatcher.ticked(LATER_S))
+    answer(dispatcher, hedge, now_s=LATER_S)
+    assert dispatcher.next_deadline() == call.deadline_s
+    assert dispatcher.ticked(call.deadline_s) == [ReportLost("a", 1, "no answer within 10 s", True)]
+    assert dispatcher.next_deadline() is None
+
+
+def test_the_faster_of_two_holders_gets_more() -> None:
+    holds = {0: (0, 1, 2, 3)}
+    dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))
+    now_s = 0.0
+    for ticket in range(1, 20):
+        calls = sent(issue(dispatcher, dict.fromkeys(range(4), 1), ticket, now_s))
+        for call in sorted(calls, key=lambda call: call.worker):
+            answer(dispatcher, call, now_s=now_s + call.pairs * (0.001 if call.worker == "a" else 0.0035))
+        now_s += 1.0
+    assert {c.worker: c.pairs for c in calls} == {"a": 3, "b": 1}
+
+
+MOST_S = 40.0
+
+
+def brisk() -> Pace:
+    """Of a worker that has answered calls of all sizes, each after half a second."""
+    pace = Pace()
+    for experts in range(1, 6):
+        for rows in range(experts, 3 * experts + 1):
+            for _ in range(6):
+                pace.answered(experts, rows, 0.5, 0.5, 0.5)
+    return pace
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Workers of two classes that answer, lie, stall, die and return in any order, while tickets come and go."""
 
@@ -375,7 +618,7 @@ class AnyOrder(RuleBasedStateMachine):
             "c": {0: (2, 3), 1: (1, 2)},
             "d": {0: (3, 2), 1: (2, 3)} if copies else {1: (3,)},
         }
-        self.dispatcher = Dispatcher(MAP, deadline_s=DEADLINE_S)
+        self.dispatcher = Dispatcher(MAP, deadline_s=MOST_S)
         self.dispatcher.planned({(la, e): THEIRS for w in "cd" for la, es in self.holds[w].items() for e in es})
         self.map = self.dispatcher.class_map
         self.given_up: set[tuple[int, int]] = set()  # experts that went over to the backbone's class
@@ -386,6 +629,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.completed: list[int] = []
         self.local: list[tuple[int, int]] = []  # (ticket, expert) to compute here
         self.calls: list[Call] = []  # sent, and not heard of
+        self.doubted: set[tuple[int, int]] = set()  # (ticket, expert) of rows that were not finite
+        self.checked: set[tuple[int, int]] = set()  # likewise, computed here in another class than theirs
         self.old: list[Call] = []
         for worker in self.holds:
             self.come_in(worker)
@@ -397,15 +642,38 @@ class AnyOrder(RuleBasedStateMachine):
             elif isinstance(action, Send):
                 self.on_send(action.call)
             elif isinstance(action, Fill):
-                self.filled[action.call.ticket] += action.call.experts
+                self.filled[action.call.ticket] += action.call.experts if action.only is None else action.only
             elif isinstance(action, ComputeLocally):
                 for expert in action.experts:
-                    assert self.map.of(action.layer, expert) == OURS
-                    assert not self.servers(action.layer, expert)
+                    is_doubted = (action.ticket, expert) in self.doubted
+                    assert is_doubted or self.map.of(action.layer, expert) == OURS
+                    # Whoever might be asked has not answered a call.
+                    busy = {call.worker for call in self.calls}
+                    assert is_doubted or busy.issuperset(self.servers(action.layer, expert))
                     self.local.append((action.ticket, expert))
+                    self.checked.discard((action.ticket, expert))
+            elif isinstance(action, Spare):
+                for expert in action.experts:
+                    self.local.remove((action.ticket, expert))
+            elif isinstance(action, ReportLost):
+                self.old += [call for call in self.calls if call.worker == action.worker]
+                self.calls = [call for call in self.calls if call.worker != action.worker]
             elif isinstance(action, Complete):
                 self.completed.append(action.ticket)
+                here = {(ticket, expert) for ticket, expert in self.checked if ticket == action.ticket}
+                self.filled[action.ticket] += [expert for _, expert in here]
+                self.checked -= here
         assert self.dispatcher.class_map == self.map
+        self.somebody_does_each()
+
+    def somebody_does_each(self) -> None:
+        """What is not done is being done, by two at most: a worker and its hedge."""
+        doers = Counter((call.ticket, expert) for call in self.calls for expert in call.experts)
+        doers.update(self.local)
+        for ticket in set(self.wanted) - set(self.completed):
+            for expert in set(self.wanted[ticket]) - set(self.filled[ticket]):
+                if (ticket, expert) not in self.checked:
+                    assert 1 <= doers[ticket, expert] <= 2
 
     def servers(self, layer: int, expert: int) -> list[str]:
         """Who may be asked for an expert."""
@@ -421,7 +689,11 @@ class AnyOrder(RuleBasedStateMachine):
         load = self.wanted[call.ticket]
         assert (call.layer, call.pairs) == (self.layer[call.ticket], sum(load[e] for e in call.experts))
         assert all(call.worker in self.servers(call.layer, e) for e in call.experts)
-        assert call.deadline_s == self.now_s + DEADLINE_S
+        assert self.now_s + min(LATE_S, MOST_S) <= call.deadline_s <= self.now_s + MOST_S
+        others = [c for c in self.calls if c.ticket == call.ticket and set(c.experts) & set(call.experts)]
+        assert call.worker not in {c.worker for c in others}
+        assert {self.kinds[c.worker] for c in others} <= {self.kinds[call.worker]}
+        self.checked -= {(call.ticket, expert) for expert in call.experts}
         self.calls.append(call)
 
     def on_new_map(self, new: NewMap) -> None:
@@ -438,6 +710,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.epoch += 1
         self.act(self.dispatcher.lost(worker, "it joins again", self.now_s))
         self.act(join(self.dispatcher, worker, self.kinds[worker], self.epoch, self.holds[worker], self.now_s))
+        # As if it had answered many calls: in so few steps nobody would.
+        self.dispatcher._members[worker].pace = brisk()
 
     @rule(layer=st.integers(0, 1), load=st.dictionaries(st.integers(0, 4), st.integers(1, 3), max_size=5))
     def issue(self, layer: int, load: dict[int, int]) -> None:
@@ -461,7 +735,10 @@ class AnyOrder(RuleBasedStateMachine):
         change=st.sampled_from([{"epoch": 999}, {"shape": (99, WIDTH)}, {"is_finite": False}]),
     )
     def answer_wrongly(self, pick: Any, change: dict[str, Any]) -> None:
-        self.act(answer(self.dispatcher, self.taken(pick), now_s=self.now_s, **change))
+        call = self.taken(pick)
+        if "is_finite" in change:
+            self.doubted |= {(call.ticket, expert) for expert in call.experts}
+        self.act(answer(self.dispatcher, call, now_s=self.now_s, **change))
 
     @precondition(lambda self: self.calls)
     @rule(pick=st.randoms(use_true_random=False))
@@ -494,20 +771,25 @@ class AnyOrder(RuleBasedStateMachine):
     def come_back(self, worker: str) -> None:
         self.come_in(worker)
 
-    @rule(seconds=st.floats(0, 2 * DEADLINE_S))
+    @rule(seconds=st.one_of(st.floats(0, 5.0), st.floats(0, 2 * MOST_S)))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
         self.act(self.dispatcher.ticked(self.now_s))
         deadline = self.dispatcher.next_deadline()
         assert deadline is None or deadline > self.now_s
 
-    @rule(count=st.integers(1, 3))
-    def compute(self, count: int) -> None:
-        for ticket, expert in self.local[:count]:
-            if ticket in self.filled:
+    @rule(count=st.integers(1, 3), is_finite=st.sampled_from([True, True, True, False]))
+    def compute(self, count: int, is_finite: bool = True) -> None:
+        for _ in range(min(count, len(self.local))):
+            ticket, expert = self.local.pop(0)
+            if not is_finite or self.map.of(self.layer[ticket], expert) == OURS:
                 self.filled[ticket].append(expert)
-            self.act(self.dispatcher.computed(ticket, 1))
-        del self.local[:count]
+            else:
+                self.checked.add((ticket, expert))
+            if not is_finite:  # the request will end: what else was computed here for it may stand or not
+                self.filled[ticket] += [e for t, e in self.checked if t == ticket]
+                self.checked = {(t, e) for t, e in self.checked if t != ticket}
+            self.act(self.dispatcher.computed(ticket, expert, self.now_s, is_finite=is_finite))
 
     @rule(pick=st.randoms(use_true_random=False))
     def forget(self, pick: Any) -> None:
@@ -517,6 +799,14 @@ class AnyOrder(RuleBasedStateMachine):
             self.act(self.dispatcher.forgotten(ticket))
             del self.wanted[ticket], self.filled[ticket]
             self.local = [task for task in self.local if task[0] != ticket]
+            self.checked = {(t, e) for t, e in self.checked if t != ticket}
+            self.calls, calls = [], self.calls
+            for call in calls:
+                (self.old if call.ticket == ticket and self.is_ended(call) else self.calls).append(call)
+
+    def is_ended(self, call: Call) -> bool:
+        """Whether nobody waits for a call, nor for its worker because of it."""
+        return call.seq not in self.dispatcher._calls
 
     @invariant()
     def each_expert_once(self) -> None:
@@ -533,7 +823,8 @@ class AnyOrder(RuleBasedStateMachine):
             return
         for worker in self.holds:
             self.act(self.dispatcher.lost(worker, "the end", self.now_s))
-        self.compute(len(self.local))
+        while self.local:
+            self.compute(len(self.local))
         assert set(self.wanted) <= set(self.completed)
         assert self.dispatcher.next_deadline() is None
 

@@ -7,6 +7,7 @@ reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
 nan             rows that are not finite
 flip-epoch      answers of another epoch
+flip-seq        answers of a call that was never made
 shape           a row too few
 garbage         bytes in place of the first answer
 hang            no answer ever
@@ -89,6 +90,8 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
     rows = tensors[0].data
     if "flip-epoch" in faults:
         message = Rows(message.seq, message.epoch + 1, message.compute_ns)
+    if "flip-seq" in faults:
+        message = Rows(message.seq + 1000, message.epoch, message.compute_ns)
     if "shape" in faults:
         tensors = [frames.Tensor(frames.DType.F32, (rows.shape[0], rows.shape[1] - 1), rows[:, 1:].copy())]
     if "garbage" in faults:

@@ -27,6 +27,7 @@ from kernels.registry import make_backend
 FAULTY = Path(__file__).parent / "faulty_worker.py"
 PARTS = ("gate", "up", "down")
 ACTIVATION = "silu"
+NEVER_S = 1e9  #: for `hedge_s`, where a test says who computes, however slow this machine is
 
 
 @dataclass
@@ -124,6 +125,7 @@ def swarm_of(model: TinyExperts, workers: int, **options: Any) -> Iterator[Swarm
     """A swarm of real processes, whose weights stream; afterwards none of its processes is left."""
     options.setdefault("local", model.local())
     options.setdefault("share_path", False)
+    options.setdefault("hedge_s", NEVER_S)
     before = open_handles()
     with Swarm(model, [WorkerSpec(backend="numpy")] * workers, **options) as swarm:
         pids = pids_of(swarm)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from goldens import Golden, load
 from shared_data import GOLDEN
-from swarm_kit import NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
+from swarm_kit import NEVER_S, NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
 
 from backbone import results
 from backbone.answerers import InProcess
@@ -43,7 +43,7 @@ FAMILIES = ["qwen3moe", "qwen2moe", "olmoe", "granitemoe", "mixtral", "qwen3moe-
 
 
 def swarm(model: Model, workers: Sequence[str], **options: Any) -> Swarm:
-    options = {"local": model.local_experts} | options
+    options = {"local": model.local_experts, "hedge_s": NEVER_S} | options
     specs = [WorkerSpec(backend=name, threads=1 + i % 2) for i, name in enumerate(workers)]
     return Swarm(model, specs, **options)
 
@@ -165,7 +165,7 @@ def half_done(fault: str, tmp_path: Path) -> list[str]:
     return faulty(fault, f"first:{tmp_path / 'started'}")
 
 
-@pytest.mark.parametrize("fault", ["die", "nan", "shape", "garbage", "hang", "flip-epoch"])
+@pytest.mark.parametrize("fault", ["die", "nan", "shape", "garbage", "hang", "flip-epoch", "flip-seq"])
 def test_whatever_a_worker_does_its_calls_go_to_the_other_holder(tiny: TinyExperts, fault: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"share_path": True, "command": half_done(fault, tmp_path), "deadline_s": 5.0}
     with swarm_of(tiny, 2, local=NoLocal(), **options) as workers:

@@ -14,7 +14,7 @@ import pytest
 from device_kit import needs_opencl
 from faulty_device import FaultyDevice
 from goldens import Golden, load
-from swarm_kit import NoLocal, faulty
+from swarm_kit import NEVER_S, NoLocal, faulty
 
 from backbone.discovery import DEMO
 from backbone.engine import Engine
@@ -36,7 +36,7 @@ DEMO_TOKENS = [5, 300, 41, 7, 1000, 12, 450, 8, 77, 2000]
 
 def swarm(model: Model, workers: Sequence[str], **options: Any) -> Swarm:
     specs = [WorkerSpec(backend=name, threads=1) for name in workers]
-    return Swarm(model, specs, **({"local": NoLocal()} | options))
+    return Swarm(model, specs, **({"local": NoLocal(), "hedge_s": NEVER_S} | options))
 
 
 def logits(model: Model, experts: ExpertSource, tokens: Sequence[int], chunk: int = 512) -> bytes:

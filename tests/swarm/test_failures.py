@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from swarm_kit import NoLocal, TinyExperts, ask, faulty, pids_of, some_rows, swarm_of
 
@@ -68,6 +69,7 @@ def test_workers_that_die_in_the_middle_of_a_call(model: TinyExperts, workers: i
     [
         ("nan", "rows that are not finite"),
         ("flip-epoch", "rows of epoch"),
+        ("flip-seq", "which was never made"),
         ("shape", "asked for"),
         ("garbage", "a message that cannot be read: a header that is no MessagePack"),
     ],
@@ -162,3 +164,105 @@ def test_a_worker_that_cannot_start_is_one_clear_line(model: TinyExperts, comman
     with pytest.raises(BackboneError, match=told) as caught, swarm_of(model, 1, command=command, **options):
         raise AssertionError("the swarm started")
     assert "\n" not in str(caught.value)
+
+
+# ---- stragglers
+
+
+def pace_of(swarm: Swarm, model: TinyExperts) -> None:
+    """Ask until the workers' paces are known."""
+    for _ in range(8):
+        check(swarm, model)
+
+
+def replicas(model: TinyExperts, workers: int, **options: Any) -> Any:
+    """A swarm in which everybody holds everything, and whose calls are hedged."""
+    return swarm_of(model, workers, share_path=True, hedge_s=0.05, **options)
+
+
+def test_a_worker_stopped_in_a_call_is_hedged_by_a_replica(model: TinyExperts) -> None:
+    with replicas(model, 2, local=NoLocal()) as swarm:
+        pace_of(swarm, model)
+        stopped = pids_of(swarm)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        seed = 0
+        while not swarm.report()[0].tally.hedged_lost:
+            seed += 1
+            check(swarm, model, seed=seed)
+        first, second = swarm.report()
+        assert (first.state, first.failures, first.tally.retried) == ("serving", [], 0)
+        assert first.tally.waited_s > 0
+        # While it owes an answer the other one gets all.
+        calls = first.calls, second.calls
+        check(swarm, model, layer=1)
+        assert (first.calls, second.calls) == (calls[0], calls[1] + 1)
+        os.kill(stopped, signal.SIGCONT)
+        while first.calls == calls[0]:
+            check(swarm, model)
+        assert swarm.dropped == 0
+        assert swarm.local_causes() == {}
+
+
+def test_a_worker_stopped_in_a_call_is_hedged_here_where_nobody_else_holds_it(model: TinyExperts) -> None:
+    with replicas(model, 1) as swarm:
+        pace_of(swarm, model)
+        (report,) = swarm.report()
+        os.kill(pids_of(swarm)[0], signal.SIGSTOP)
+        check(swarm, model)
+        assert (report.tally.hedged_lost, report.failures) == (1, [])
+        check(swarm, model, layer=1)
+        assert swarm.local_causes() == {"hedged": 1, "straggling": 1}
+        assert swarm.class_changes == []
+        calls = report.calls
+        os.kill(pids_of(swarm)[0], signal.SIGCONT)
+        while report.calls == calls:
+            check(swarm, model)
+        assert swarm.dropped == 0
+
+
+def test_a_worker_that_stops_reading_is_stalled_and_goes_on(model: TinyExperts) -> None:
+    """Its queue runs full of calls that nobody waits for any more."""
+    with swarm_of(model, 1, deadline_s=1e6) as swarm:
+        check(swarm, model)
+        (report,) = swarm.report()
+        (pid,) = pids_of(swarm)
+        os.kill(pid, signal.SIGSTOP)
+        x, ids = some_rows(model, rows=2000, chosen=4)
+        for _ in range(2000):
+            swarm.send(0, x, ids)
+            if swarm.local_causes():
+                break
+            swarm.abandon()
+        assert swarm.local_causes() == {"stalled": 1}
+        swarm.abandon()
+        check(swarm, model, layer=2)
+        assert (report.state, report.failures) == ("serving", [])
+        os.kill(pid, signal.SIGCONT)
+        calls = report.calls
+        while report.calls == calls:
+            check(swarm, model, layer=1)
+
+
+# ---- rows that nobody's fault are
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_when_the_input_is_at_fault_nobody_is_barred(model: TinyExperts, workers: int) -> None:
+    with swarm_of(model, workers, share_path=True) as swarm:
+        x, ids = some_rows(model, chosen=4)
+        for _ in range(2):
+            with np.errstate(all="ignore"):
+                rows = ask(swarm, 1, np.full_like(x, 3e38), ids)
+            assert not np.isfinite(rows).all()
+        assert [(r.state, r.failures) for r in swarm.report()] == [("serving", [])] * workers
+        calls = sum(report.calls for report in swarm.report())
+        check(swarm, model)
+        assert sum(report.calls for report in swarm.report()) == calls + workers
+
+
+def test_two_holders_that_lie_are_both_barred(model: TinyExperts) -> None:
+    with swarm_of(model, 2, share_path=True, command=faulty("nan")) as swarm:
+        check(swarm, model)
+        assert [r.state for r in swarm.report()] == ["lost", "lost"]
+        assert all("rows that are not finite" in r.failures[0] for r in swarm.report())
+        assert set(swarm.local_causes()) == {"not finite"}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from goldens import Golden, load
-from swarm_kit import faulty, kill_when
+from swarm_kit import NEVER_S, faulty, kill_when
 
 from backbone.engine import Engine
 from backbone.local_workers import WorkerSpec
@@ -51,7 +51,7 @@ def bits(engine: Engine, tokens: Sequence[int] = TOKENS) -> bytes:
 
 
 def swarm(model: Model, count: int, **options: Any) -> Swarm:
-    options = {"share_path": False} | options
+    options = {"share_path": False, "hedge_s": NEVER_S} | options
     # Workers of one thread and of several: their number is no part of the class.
     specs = [WorkerSpec(backend=model.backend.name, threads=1 + i % 2) for i in range(count)]
     return Swarm(model, specs, local=model.local_experts, **options)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from goldens import Golden, load
 from join_kit import Joiner, joiners
-from swarm_kit import NoLocal
+from relay import Relay
+from swarm_kit import NEVER_S, NoLocal
 
 from backbone.commands.invite import new_invite
 from backbone.door import Door
@@ -61,7 +62,8 @@ def invite(book: InviteBook, swarm: Swarm, uses: int = 1) -> str:
 
 def swarm_of(model: Model, book: InviteBook, specs: list[WorkerSpec] | None = None, **options: Any) -> Swarm:
     door = Door(Address("127.0.0.1", options.pop("port", None) or free_port()), book)
-    return Swarm(model, specs or [], local=options.pop("local", model.local_experts), door=door, **options)
+    options = {"local": model.local_experts, "hedge_s": NEVER_S} | options
+    return Swarm(model, specs or [], door=door, **options)
 
 
 def until(swarm: Swarm, is_so: Callable[[], bool]) -> None:
@@ -230,3 +232,32 @@ def test_while_an_answer_is_made_nobody_of_another_class_is_given_anything(
         assert logits(model, swarm) == expected
         assert swarm.report()[0].experts == 0
         until(swarm, lambda: swarm.report()[0].experts > 0)
+
+
+def test_a_half_open_connection_costs_no_answer_and_its_worker_comes_back(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path
+) -> None:
+    expected = alone(model)
+    with (
+        swarm_of(model, book, [WorkerSpec(backend="numpy")], hedge_s=0.05) as swarm,
+        Relay(int(swarm.endpoint.rpartition(":")[2])) as relay,
+    ):
+        text = str(new_invite(book, ("127.0.0.1",), relay.port, uses=1, ttl_s=3600, now=int(time.time())))
+        joiner = start(tmp_path / "w", text, "--name", "far")
+        until(swarm, serving(swarm, 2))
+        far = swarm.report()[1]
+        while far.calls < 20:
+            assert logits(model, swarm, chunk=1) == expected
+        relay.go_silent()
+        give_up = time.monotonic() + PATIENCE_S
+        while far.state == "serving":  # it is hedged until its connection or its deadline ends
+            assert time.monotonic() < give_up
+            assert logits(model, swarm, chunk=1) == expected
+        assert far.failures[0] == "its connection is gone" or far.failures[0].startswith("no answer within ")
+        relay.forward()
+        until(swarm, serving(swarm, 2))
+        calls = far.calls
+        while far.calls == calls:
+            assert logits(model, swarm, chunk=1) == expected
+        assert not joiner.has_ended()
+        assert swarm.class_changes == []

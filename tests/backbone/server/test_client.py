@@ -62,7 +62,7 @@ def requests(server: Server, what: str = "POST /private/generate") -> int:
 def same(here: Any, there: Any) -> None:
     """Two results that differ in nothing but who computed them, and how fast."""
     assert here.keys() == there.keys()
-    varying = {"timings", "workers", "computed_locally"}
+    varying = {"timings", "workers", "computed_locally", "failures"}
     assert {k: v for k, v in here.items() if k not in varying} == {k: v for k, v in there.items() if k not in varying}
     assert here["timings"]["decode"]["tokens"] == there["timings"]["decode"]["tokens"]
     assert [w.keys() for w in there["workers"]] == [w.keys() for w in here["workers"]]

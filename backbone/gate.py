@@ -24,6 +24,7 @@ SILENCE_MS = 5000  #: after which a connection is given up; a busy machine may h
 HANDSHAKE_MS = 10_000
 QUEUE_MESSAGES = 256
 MOST_FRAMES = 8  #: of a message that are kept; none of the protocol has as many
+ROUTE_BYTES = 5  #: of a routing id that ZeroMQ made: a zero, and a number that began at random
 _DOMAIN = "expertswarm"
 
 
@@ -118,7 +119,7 @@ class Gate:
         self._listed.keys.discard(key)
 
     def receive(self) -> tuple[bytes, bytes, list[Any]] | None:
-        """The next message: sender's key, routing id, buffers; None when there is none."""
+        """The next message: sender's key, routing id, buffers; None when there is none, or one that is not heard."""
         socket, frames, nbytes, count = self.socket, list[Any](), 0, 1
         try:
             first: Any = socket.recv(zmq.NOBLOCK, copy=False)
@@ -136,9 +137,13 @@ class Gate:
             while socket.get(zmq.RCVMORE):
                 socket.recv(zmq.NOBLOCK)
             raise
-        self._lines.took(first.get(zmq.SRCFD), nbytes, count)
-        # The key is the connection's own. A peer chooses its routing id, also one that was another's before.
-        return first.get("User-Id").encode(), first.bytes, frames
+        route, fd = first.bytes, first.get(zmq.SRCFD)
+        if len(route) != ROUTE_BYTES or route[0]:
+            # A peer that chose its id could come by what is meant for another, once that one's connection is gone.
+            self._lines.hang_up(fd, "it chose its routing id")
+            return None
+        self._lines.took(fd, nbytes, count)
+        return first.get("User-Id").encode(), route, frames  # the key is the connection's own
 
     def send(self, route: bytes, frames: Sequence[Any], *, copy: bool = True) -> Sent:
         """Send without blocking."""

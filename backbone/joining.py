@@ -182,8 +182,8 @@ class Joining:
             return self.lose(peer, f"it left: {message.reason}")
         return self._drop(peer, f"{type(message).__name__} of a worker that is enrolled")
 
-    def _drop(self, peer: Peer, reason: str) -> list[Action]:
-        self._roster.drop(f"worker {peer.name}", reason, time.monotonic())
+    def _drop(self, peer: Peer, reason: str, what: str = "a message") -> list[Action]:
+        self._roster.drop(f"worker {peer.name}", what, reason, time.monotonic())
         return []
 
     def refuse_version(self, peer: Peer, route: bytes, error: VersionMismatch) -> list[Action]:
@@ -200,7 +200,7 @@ class Joining:
             reason = "it sent garbage before and is not trusted any more in this run"
         if reason:
             self.send(route, Refused(one_line(reason)))
-            self._drop(peer, reason)
+            self._drop(peer, reason, "a greeting")
             return self.lose(peer, reason, is_trusted=is_patient)
         is_back = peer.calls_route is not None or peer.is_lost
         actions = self.lose(peer, "its connection broke and came back") if is_back else []
@@ -220,7 +220,7 @@ class Joining:
             wanted = f"bytes {fetch.offset} to {fetch.offset + fetch.length} of slice {fetch.sha256.hex()[:12]}"
             reason = f"{wanted} were not assigned to this worker"
             self.send(route, Refused(reason))
-            return self._drop(peer, reason)
+            return self._drop(peer, reason, "a wish for weights")
         chunk = Chunk(fetch.sha256, fetch.offset)
         if self.send(route, chunk, [Tensor(DType.U8, (len(data),), data)], copy=False) is not Sent.OK:
             return self.lose(peer, "it does not take the weights that it asks for")

@@ -68,6 +68,14 @@ class Lines:
             line.taken += nbytes + frames * FRAME_BYTES
             line.is_heard = True
 
+    def hang_up(self, fd: int, reason: str) -> None:
+        """Hang up on a connection that sent what nobody hears."""
+        line = self._lines.get(fd)
+        if line is None:
+            self.hung_up += 1  # it cannot be reached; what it sends is not heard
+        else:
+            self._hang_up(line, reason)
+
     def close(self) -> None:
         """Watch no more; before the listener is closed."""
         if self._monitor is not None:

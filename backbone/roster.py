@@ -119,11 +119,11 @@ class Roster:
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._by_key.values()))
 
-    def drop(self, who: str, reason: str, now_s: float) -> None:
-        """A message is not used: it is counted, and told of once in a while."""
+    def drop(self, who: str, what: str, reason: str, now_s: float) -> None:
+        """A message is not used: it is counted, and told of once in a while. `what` is ours, not the peer's."""
         self.dropped += 1
-        if (tail := self._repeats.tail(who, now_s)) is not None:
-            log.warning("a message of %s was dropped: %s%s", who, reason, tail)
+        if (tail := self._repeats.tail((who, what), now_s)) is not None:
+            log.warning("%s of %s was dropped: %s%s", what, who, reason, tail)
 
     def free_name(self, wanted: str) -> str:
         """The name, or one like it that is nobody's here: calls and grants of weights go by names."""

@@ -318,7 +318,7 @@ class Swarm:
         answer = None if door is None else door.answer(key, frames)
         if answer is None or isinstance(answer, Refused):
             reason = "it is no worker's" if answer is None else answer.reason
-            self._roster.drop(f"the key {z85.decode(key).hex()[:12]}...", reason, time.monotonic())
+            self._roster.drop(f"the key {z85.decode(key).hex()[:12]}...", "a message", reason, time.monotonic())
         if answer is not None:
             self._joining.send(route, answer)
         return None
@@ -349,7 +349,7 @@ class Swarm:
         except VersionMismatch as error:
             self._act(self._joining.refuse_version(peer, route, error))
         except ProtocolError as error:
-            self._roster.drop(f"worker {peer.name}", str(error), time.monotonic())
+            self._roster.drop(f"worker {peer.name}", "a message", str(error), time.monotonic())
             if route == peer.calls_route:
                 self._act(self._joining.lose(peer, f"a message that cannot be read: {error}", is_trusted=False))
         else:

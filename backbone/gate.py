@@ -76,9 +76,7 @@ class Gate:
     `keys` are the server's public and secret key; without them it makes new ones. All keys are Z85.
     """
 
-    def __init__(
-        self, address: str, *, refusal: Refusal = _unknown, keys: tuple[bytes, bytes] | None = None
-    ) -> None:
+    def __init__(self, address: str, *, refusal: Refusal = _unknown, keys: tuple[bytes, bytes] | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._listed = _Listed(refusal)
         self._auth = zmq.auth.thread.ThreadAuthenticator(self._context)

@@ -229,7 +229,9 @@ class Joining:
     def _on_ready(self, peer: Peer, ready: Ready) -> list[Action]:
         assigned = peer.assigned.get(ready.layer)
         if assigned is None or ready.epoch != assigned.epoch or assigned.is_loaded:
-            return self._drop(peer, f"it is ready with epoch {ready.epoch} of layer {ready.layer}, which is not awaited")
+            return self._drop(
+                peer, f"it is ready with epoch {ready.epoch} of layer {ready.layer}, which is not awaited"
+            )
         peer.assigned[ready.layer] = replace(assigned, is_loaded=True)
         self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts)
         if not assigned.experts:

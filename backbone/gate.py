@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
@@ -12,6 +13,9 @@ import zmq.auth.thread
 from zmq.utils import z85
 
 from protocol.frames import MAX_FRAME_BYTES
+from protocol.repeats import Repeats
+
+from .lines import FIRST_BYTES, Lines
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +23,9 @@ HEARTBEAT_MS = 1000
 SILENCE_MS = 5000  #: after which a connection is given up; a busy machine may hold a peer's thread back for a while
 HANDSHAKE_MS = 10_000
 QUEUE_MESSAGES = 256
+MOST_FRAMES = 8  #: of a message that are kept; none of the protocol has as many
+ROUTE_BYTES = 5  #: of a routing id that ZeroMQ made: a zero, and a number that began at random
 _DOMAIN = "expertswarm"
-_MOST_ROUTES = 1024
 
 
 class Sent(Enum):
@@ -31,22 +36,29 @@ class Sent(Enum):
     GONE = "gone"  #: there is no such peer any more
 
 
-Admitted = Callable[[bytes], bool]
+Refusal = Callable[[bytes], str]
+
+
+def _unknown(key: bytes) -> str:
+    return "it is not known"
 
 
 class _Listed:
     """Who may come in, asked at each handshake in a thread of its own, so that it may change while the swarm runs."""
 
-    def __init__(self, admitted: Admitted) -> None:
+    def __init__(self, refusal: Refusal) -> None:
         self.keys: set[bytes] = set()
         self.refused = 0
-        self._admitted = admitted
+        self._refusal = refusal
+        self._repeats = Repeats()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        if key in self.keys or self._admitted(key):
+        reason = "" if key in self.keys else self._refusal(key)
+        if not reason:
             return True
         self.refused += 1
-        log.info("a key that is not admitted was refused: %s", z85.decode(key).hex()[:12])
+        if (tail := self._repeats.tail(reason, time.monotonic())) is not None:
+            log.warning("the key %s... was refused: %s%s", z85.decode(key).hex()[:12], reason, tail)
         return False
 
 
@@ -59,19 +71,17 @@ def new_key_pair() -> tuple[bytes, bytes]:
 class Gate:
     """A ROUTER on one address. Messages come with the sender's public key; routing ids only say where to answer.
 
-    `admitted` says of a key whether it may come in, beside those that `admit` lists; it is called from another thread.
+    `refusal` says why a key may not come in, empty if it may; it is asked of those that `admit` does not list, from
+    another thread.
     `keys` are the server's public and secret key; without them it makes new ones. All keys are Z85.
     """
 
-    def __init__(
-        self, address: str, *, admitted: Admitted = lambda key: False, keys: tuple[bytes, bytes] | None = None
-    ) -> None:
+    def __init__(self, address: str, *, refusal: Refusal = _unknown, keys: tuple[bytes, bytes] | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._listed = _Listed(admitted)
+        self._listed = _Listed(refusal)
         self._auth = zmq.auth.thread.ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve_callback(domain=_DOMAIN, credentials_provider=self._listed)
-        self._keys: dict[bytes, bytes] = {}  #: route to key; a connection never changes its key
         self.public_key, secret = keys or new_key_pair()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.curve_server = True
@@ -87,11 +97,16 @@ class Gate:
         self.socket.ipv6 = "[" in address
         self.socket.bind(address)
         self.endpoint = str(self.socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        self._lines = Lines(self.socket, int(self.endpoint.rpartition(":")[2]))
 
     @property
     def refused(self) -> int:
-        """Handshakes that were refused for their key."""
-        return self._listed.refused
+        """Handshakes that were refused for their key, and connections that were hung up."""
+        return self._listed.refused + self._lines.hung_up
+
+    def asked_for(self, nbytes: int) -> None:
+        """A message of so many bytes was asked for of somebody; two of them may be on their way from each."""
+        self._lines.most_unread = max(self._lines.most_unread, 2 * nbytes + FIRST_BYTES)
 
     def admit(self, key: bytes) -> None:
         """Let a key in from now on."""
@@ -102,14 +117,17 @@ class Gate:
         self._listed.keys.discard(key)
 
     def receive(self) -> tuple[bytes, bytes, list[Any]] | None:
-        """The next message: sender's key, routing id, buffers; None when there is none."""
-        socket, frames = self.socket, list[Any]()
+        """The next message: sender's key, routing id, buffers; None when there is none, or one that is not heard."""
+        socket, frames, nbytes, count = self.socket, list[Any](), 0, 1
         try:
             first: Any = socket.recv(zmq.NOBLOCK, copy=False)
             frame = first
             while frame.more:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
-                frames.append(frame.buffer)
+                count += 1
+                nbytes += len(frame)
+                if len(frames) < MOST_FRAMES:
+                    frames.append(frame.buffer)
         except zmq.Again:
             return None
         except BaseException:
@@ -117,14 +135,13 @@ class Gate:
             while socket.get(zmq.RCVMORE):
                 socket.recv(zmq.NOBLOCK)
             raise
-        route = first.bytes
-        return self._keys.get(route) or self._learn(route, first), route, frames
-
-    def _learn(self, route: bytes, frame: Any) -> bytes:
-        if len(self._keys) >= _MOST_ROUTES:
-            self._keys.clear()
-        key = self._keys[route] = str(frame.get("User-Id")).encode()
-        return key
+        route, fd = first.bytes, first.get(zmq.SRCFD)
+        if len(route) != ROUTE_BYTES or route[0]:
+            # A peer that chose its id could come by what is meant for another, once that one's connection is gone.
+            self._lines.hang_up(fd, "it chose its routing id")
+            return None
+        self._lines.took(fd, nbytes, count)
+        return first.get("User-Id").encode(), route, frames  # the key is the connection's own
 
     def send(self, route: bytes, frames: Sequence[Any], *, copy: bool = True) -> Sent:
         """Send without blocking."""
@@ -143,6 +160,7 @@ class Gate:
 
     def close(self) -> None:
         """Close the door and everything behind it."""
+        self._lines.close()
         self.socket.close()
         self._auth.stop()
         self._context.term()

@@ -80,19 +80,24 @@ class InviteBook:
         """The book as it is now, for a change that is written at the end; nothing is when the block raises."""
         with self._locked():
             self.reload_if_changed()
+            before = self._content()
             try:
                 yield self.invites
             except BaseException:
                 self._seen = (0, 0, 0)  # no file is like this: what the block did to the entries here is read away
                 self.reload_if_changed()
                 raise
-            content = {
-                "invites": [_plain(entry) for entry in self.invites.invites.values()],
-                "workers": [_plain(entry) for entry in self.invites.workers.values()],
-            }
+            if (content := self._content()) == before:
+                return  # whoever was refused costs no writing
             write_private(self.folder / BOOK, content)
             found = (self.folder / BOOK).stat()
             self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "invites": [_plain(entry) for entry in self.invites.invites.values()],
+            "workers": [_plain(entry) for entry in self.invites.workers.values()],
+        }
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ changes: entries are replaced whole, never changed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -14,6 +15,7 @@ from protocol.messages import MAX_NAME
 MAX_USES = 10_000
 MAX_INVITES = 4096
 MAX_WORKERS = 1 << 16
+LOCAL_NAME = re.compile(r"local-[0-9]+")  #: as the workers are called that the backbone starts
 LEAST_PREFIX = 4  #: characters of a key by which it may be named
 
 
@@ -81,8 +83,19 @@ class Invites:
 
     def admits(self, key: bytes, now: int) -> bool:
         """Whether a key may pass the handshake now."""
-        invite = self.invites.get(key)
-        return self.worker(key) is not None if invite is None else self.is_open(invite, now)
+        return not self.refusal(key, now)
+
+    def refusal(self, key: bytes, now: int) -> str:
+        """Why a key may not pass the handshake now; empty if it may."""
+        invite, worker = self.invites.get(key), self.workers.get(key)
+        if invite is None:
+            if worker is None:
+                return "it is not known"
+            return Refusal.WORKER_REVOKED.value if worker.is_revoked else ""
+        if self.is_open(invite, now):
+            return ""
+        why = Refusal.REVOKED if invite.is_revoked else Refusal.EXPIRED if now >= invite.expires else Refusal.USED_UP
+        return why.value
 
     def admitted_keys(self, now: int) -> frozenset[bytes]:
         """All keys that may."""
@@ -137,10 +150,13 @@ class Invites:
             self.workers[entry.key] = replace(entry, is_revoked=True)
 
     def _free_name(self, wanted: str) -> str:
-        """The name, or the name with the first number that makes it nobody else's; a revoked worker's stays its own."""
+        """The name, or the name with the first number that makes it nobody else's; a revoked worker's stays its own.
+
+        Names of the backbone's own workers are nobody's.
+        """
         taken = {worker.name for worker in self.workers.values()}
         name, number = wanted, 1
-        while name in taken:
+        while name in taken or LOCAL_NAME.fullmatch(name):
             number += 1
             name = f"{wanted[: MAX_NAME - 1 - len(str(number))]}-{number}"
         return name

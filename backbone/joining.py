@@ -74,9 +74,13 @@ class Joining:
 
     # ---- questions
 
-    def all_greeted(self) -> bool:
-        """Whether every worker has said hello."""
-        return all(peer.calls_route is not None for peer in self._roster)
+    def own_have_greeted(self) -> bool:
+        """Whether every worker that this backbone started has said hello. Nobody waits for others: they may never."""
+        return all(peer.calls_route is not None for peer in self._roster if peer.is_local)
+
+    def own_are_ready(self) -> bool:
+        """Whether every worker of this backbone's that is here has loaded what it was assigned."""
+        return not any(peer.is_loading for peer in self._roster if peer.is_local)
 
     def all_ready(self) -> bool:
         """Whether every worker that is here has loaded what it was assigned."""
@@ -207,15 +211,17 @@ class Joining:
         if isinstance(message, Fetch) and route == peer.weights_route:
             return self._on_fetch(peer, route, message)
         if route != peer.calls_route:
-            self._roster.dropped += 1
-            return []
+            return self._drop(peer, f"{type(message).__name__} of a connection that is not the one for it")
         if isinstance(message, Ready):
             return self._on_ready(peer, message)
         if isinstance(message, Failed):
             return self._on_failed(peer, message)
         if isinstance(message, Goodbye):
             return self.lose(peer, f"it left: {message.reason}")
-        self._roster.dropped += 1
+        return self._drop(peer, f"{type(message).__name__} of a worker that is enrolled")
+
+    def _drop(self, peer: Peer, reason: str, what: str = "a message") -> list[Action]:
+        self._roster.drop(f"worker {peer.name}", what, reason, time.monotonic())
         return []
 
     def refuse_version(self, peer: Peer, route: bytes, error: VersionMismatch) -> list[Action]:
@@ -225,11 +231,15 @@ class Joining:
 
     def _on_hello(self, peer: Peer, route: bytes, hello: Hello) -> list[Action]:
         reason = wire_refusal(hello.wire_dtypes)
+        is_patient = peer.may_greet(time.monotonic())
+        if not is_patient:
+            reason = "it says hello again and again"
         if peer.is_barred:
             reason = "it sent garbage before and is not trusted any more in this run"
         if reason:
             self.send(route, Refused(one_line(reason)))
-            return self.lose(peer, reason)
+            self._drop(peer, reason, "a greeting")
+            return self.lose(peer, reason, is_trusted=is_patient)
         is_back = peer.calls_route is not None or peer.is_lost
         actions = self.lose(peer, "its connection broke and came back") if is_back else []
         report = peer.report
@@ -245,11 +255,10 @@ class Joining:
     def _on_fetch(self, peer: Peer, route: bytes, fetch: Fetch) -> list[Action]:
         data = self._slices.read(peer.name, fetch)
         if data is None:
-            self._roster.dropped += 1
             wanted = f"bytes {fetch.offset} to {fetch.offset + fetch.length} of slice {fetch.sha256.hex()[:12]}"
-            self.send(route, Refused(f"{wanted} were not assigned to this worker"))
-            log.warning("worker %s asked for weights that it was not assigned: %s", peer.name, wanted)
-            return []
+            reason = f"{wanted} were not assigned to this worker"
+            self.send(route, Refused(reason))
+            return self._drop(peer, reason, "a wish for weights")
         chunk = Chunk(fetch.sha256, fetch.offset)
         if self.send(route, chunk, [Tensor(DType.U8, (len(data),), data)], copy=False) is not Sent.OK:
             return self.lose(peer, "it does not take the weights that it asks for")
@@ -258,8 +267,9 @@ class Joining:
     def _on_ready(self, peer: Peer, ready: Ready) -> list[Action]:
         assigned = peer.assigned.get(ready.layer)
         if assigned is None or ready.epoch != assigned.epoch or assigned.is_loaded:
-            self._roster.dropped += 1
-            return []
+            return self._drop(
+                peer, f"it is ready with epoch {ready.epoch} of layer {ready.layer}, which is not awaited"
+            )
         peer.assigned[ready.layer] = replace(assigned, is_loaded=True)
         self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts)
         if not self._is_mapped(peer):
@@ -275,8 +285,7 @@ class Joining:
             return self._dispatcher.refused(peer.name, failed.seq, failed.reason, time.monotonic())
         layer = next((layer for layer, each in peer.assigned.items() if each.epoch == failed.epoch), None)
         if layer is None:
-            self._roster.dropped += 1
-            return []
+            return self._drop(peer, f"it cannot load epoch {failed.epoch}, which is not awaited")
         peer.cannot[layer] = failed.reason
         del peer.assigned[layer]
         held = self._dispatcher.held(peer.name, layer)
@@ -301,7 +310,7 @@ class Joining:
     def lose(self, peer: Peer, reason: str, *, is_trusted: bool = True) -> list[Action]:
         """A worker is not to be used, whether calls had begun or not."""
         actions = self._dispatcher.lost(peer.name, reason, time.monotonic(), is_trusted=is_trusted)
-        self.changes += 1
+        self.changes += bool(actions) or not peer.is_lost
         if not actions and not peer.is_lost:
             peer.fail(reason, is_trusted=is_trusted)
             log.warning("worker %s is lost: %s", peer.name, reason)

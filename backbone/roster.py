@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from protocol.repeats import Repeats
 
 from .local_workers import LocalWorker
 from .tally import Tally
 
+log = logging.getLogger(__name__)
+
 MOST_FAILURES = 32  #: that are kept of a worker
+MOST_GREETINGS = 32  #: at once, of a worker; each costs a plan
+GREETINGS_PER_S = 0.5  #: in the long run
 
 
 @dataclass(slots=True)
@@ -55,6 +62,8 @@ class Peer:
     cannot: dict[int, str] = field(default_factory=dict)  #: layers that it refused to load in this session, and why
     is_told: bool = False  #: that there are such
     is_barred: bool = False  #: it sent garbage and may not come back
+    greetings_left: float = MOST_GREETINGS
+    greeted_s: float = 0.0  #: when it said hello last
 
     @property
     def name(self) -> str:
@@ -81,6 +90,12 @@ class Peer:
         """Whether it has yet to load some of what it was assigned."""
         return self.is_here and any(not assigned.is_loaded for assigned in self.assigned.values())
 
+    def may_greet(self, now_s: float) -> bool:
+        """Count a greeting; whether it is not one too many."""
+        earned = (now_s - self.greeted_s) * GREETINGS_PER_S
+        self.greetings_left, self.greeted_s = min(self.greetings_left + earned, MOST_GREETINGS) - 1, now_s
+        return self.greetings_left >= 0
+
     def fail(self, reason: str, *, is_trusted: bool) -> None:
         """The worker is lost."""
         self.report.state = "lost"
@@ -101,12 +116,27 @@ class Roster:
         self._by_key: dict[bytes, Peer] = {}
         self._by_name: dict[str, Peer] = {}
         self.dropped = 0  #: messages and answers that were not used
+        self._repeats = Repeats()
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._by_key.values()))
 
+    def drop(self, who: str, what: str, reason: str, now_s: float) -> None:
+        """A message is not used: it is counted, and told of once in a while. `what` is ours, not the peer's."""
+        self.dropped += 1
+        if (tail := self._repeats.tail((who, what), now_s)) is not None:
+            log.warning("%s of %s was dropped: %s%s", what, who, reason, tail)
+
+    def free_name(self, wanted: str) -> str:
+        """The name, or one like it that is nobody's here: calls and grants of weights go by names."""
+        name, number = wanted, 1
+        while name in self._by_name:
+            number += 1
+            name = f"{wanted}-{number}"
+        return name
+
     def add(self, peer: Peer) -> None:
-        """A worker was started, or came in."""
+        """A worker was started, or came in, under a name that is nobody's."""
         self._by_key[peer.key] = peer
         self._by_name[peer.name] = peer
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import zmq
+from zmq.utils import z85
 
 from kernels.combine import is_finite
 from kernels.interface import F32, I32, NumericClass
@@ -150,10 +151,10 @@ class Swarm:
         try:
             for number, spec in enumerate(specs, 1):
                 self._start(f"local-{number}", spec, share_path, command)
-            self._wait_until(self._joining.all_greeted, "said hello")
+            self._wait_until(self._joining.own_have_greeted, "said hello")
             self._plan(is_free=True)
             # Who cannot hold its experts is told of and done without: they are computed elsewhere.
-            self._wait_until(self._joining.all_ready, "loaded its experts", is_needed=False)
+            self._wait_until(self._joining.own_are_ready, "loaded its experts", is_needed=False)
         except BaseException:
             self.close()
             raise
@@ -298,10 +299,12 @@ class Swarm:
             if self._pump(PATIENCE_MS):
                 give_up = time.monotonic() + self._join_timeout_s
             for peer in self._roster:
-                if peer.is_lost and is_needed:
+                if peer.is_lost and peer.is_local and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
             if time.monotonic() > give_up:
-                peer = next(p for p in self._roster if not p.is_lost and (p.calls_route is None or p.is_loading))
+                peer = next(
+                    p for p in self._roster if p.is_local and not p.is_lost and (p.calls_route is None or p.is_loading)
+                )
                 words = f"; its last words: {line}" if peer.worker and (line := peer.worker.last_line()) else ""
                 raise BackboneError(f"worker {peer.name} has not {what} within {self._join_timeout_s:g} s{words}")
 
@@ -359,12 +362,14 @@ class Swarm:
         door = self._door
         entry = None if door is None else door.worker(key)
         if entry is not None:
-            peer = Peer(key, WorkerReport(entry.name, self._dispatcher.tally(entry.name)))
+            name = self._roster.free_name(entry.name)
+            peer = Peer(key, WorkerReport(name, self._dispatcher.tally(name)))
             self._roster.add(peer)
             return peer
         answer = None if door is None else door.answer(key, frames)
         if answer is None or isinstance(answer, Refused):
-            self._roster.dropped += 1
+            reason = "it is no worker's" if answer is None else answer.reason
+            self._roster.drop(f"the key {z85.decode(key).hex()[:12]}...", "a message", reason, time.monotonic())
         if answer is not None:
             self._joining.send(route, answer)
         return None
@@ -395,7 +400,7 @@ class Swarm:
         except VersionMismatch as error:
             self._act(self._joining.refuse_version(peer, route, error))
         except ProtocolError as error:
-            self._roster.dropped += 1
+            self._roster.drop(f"worker {peer.name}", "a message", str(error), time.monotonic())
             if route == peer.calls_route:
                 self._act(self._joining.lose(peer, f"a message that cannot be read: {error}", is_trusted=False))
         else:
@@ -456,6 +461,7 @@ class Swarm:
         return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES
 
     def _send_call(self, call: Call, frames: list[Any], *, copy: bool) -> None:
+        self._gate.asked_for(call.pairs * call.width * 4)
         route = self._roster.named(call.worker).calls_route
         sent = Sent.GONE if route is None else self._gate.send(route, frames, copy=copy)
         if sent is Sent.FULL:

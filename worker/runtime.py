@@ -21,6 +21,7 @@ from protocol.capabilities import WIRE_DTYPES, ClassInfo
 from protocol.errors import ProtocolError
 from protocol.frames import DType, Tensor, decode_to_worker
 from protocol.messages import CHUNKS_IN_FLIGHT, Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
+from protocol.repeats import Repeats
 from protocol.schema import one_line
 
 from . import actions as does
@@ -72,6 +73,7 @@ class Runtime:
         self._tensors: tuple[Tensor, ...] = ()  #: of the message that is being handled
         self._said: int | None = None  #: experts held, when it was last said
         self.activity = Activity()
+        self._repeats = Repeats()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._calls: Connection
         self._weights: Connection
@@ -160,7 +162,7 @@ class Runtime:
         try:
             message, self._tensors = decode_to_worker(frames)
         except ProtocolError as error:
-            log.warning("refused a message of the backbone's: %s", error)
+            self._warn("refused a message of the backbone's", str(error))
             return
         if isinstance(message, Run):
             self._act(self._state.asked(message))
@@ -210,7 +212,7 @@ class Runtime:
                 case does.SendAttach():
                     self._weights.send(Attach(PROTOCOL_VERSION))
                 case does.Ignored():
-                    log.warning("ignored: %s", action.reason)
+                    self._warn("ignored", action.reason)
                 case does.End():
                     if action.may_retry and self._stop is not None:
                         raise LinkBroken(Break.SILENT)
@@ -238,7 +240,11 @@ class Runtime:
             return
         self.activity.calls += 1
         if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType.F32, rows.shape, rows)]):
-            log.warning("the backbone takes no answers; that of call %d is dropped", run.seq)
+            self._warn("the backbone takes no answers", f"that of call {run.seq} is dropped")
+
+    def _warn(self, what: str, of: str) -> None:
+        if (tail := self._repeats.tail(what, time.monotonic())) is not None:
+            log.warning("%s: %s%s", what, of, tail)
 
     def _store_chunk(self, store: does.Store) -> None:
         data = np.frombuffer(self._tensors[0].data, np.uint8)

@@ -50,6 +50,7 @@ from .actions import (
 
 WELCOME_TIMEOUT_S = 60.0
 UNSTORED_BYTES = 16 << 20  #: that may have come and not yet be written and hashed; then no more is asked for
+MOST_EPOCHS = 1024  #: of a layer's assignments that a call may be of
 MOST_ATTEMPTS = 2  #: to fetch a slice whose sha256 came out wrong
 
 
@@ -84,6 +85,15 @@ class _Layer:
             self.assign, self.nbytes, self.missing = self.held, self.held_nbytes, set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What is still to be asked for of a slice. Its chunks are not made before: a backbone may claim any size."""
+
+    sha256: bytes
+    offset: int
+    size: int
+
+
 @dataclass(slots=True)
 class WorkerState:
     """Events in, actions out. `memory_bytes` bounds the experts held (0: no bound)."""
@@ -99,7 +109,7 @@ class WorkerState:
     _checking: set[bytes] = field(default_factory=set)  #: of those, the ones that lie on this machine
     _here: set[bytes] = field(default_factory=set)
     _attempts: dict[bytes, int] = field(default_factory=dict)
-    _wanted: deque[Fetch] = field(default_factory=deque)
+    _wanted: deque[_Rest] = field(default_factory=deque)
     _in_flight: deque[Fetch] = field(default_factory=deque)
     _unstored: int = 0
     _bytes_done: int = 0
@@ -244,7 +254,8 @@ class WorkerState:
         if sha256 in self._checking:
             self._checking.discard(sha256)
         elif self._is_coming(sha256):
-            self._wanted = deque(fetch for fetch in self._wanted if fetch.sha256 != sha256)
+            self._wanted = deque(rest for rest in self._wanted if rest.sha256 != sha256)
+        self._attempts.pop(sha256, None)
         self._here.add(sha256)
         waiting = [layer for layer in self._layers.values() if sha256 in layer.missing]
         for layer in waiting:
@@ -266,6 +277,7 @@ class WorkerState:
             self._bytes_total -= size
             self._want(sha256, size)
             return self._fetch()
+        del self._attempts[sha256]
         given_up = [layer.assign for layer in self._layers.values() if sha256 in layer.missing]
         reason = f"slice {sha256.hex()[:12]} arrived {MOST_ATTEMPTS} times with another sha256"
         return [action for assign in given_up for action in self._not_assigned(assign, reason)]
@@ -278,6 +290,8 @@ class WorkerState:
         is_other = layer.held is not None
         layer.held, layer.held_nbytes = assign, layer.nbytes
         layer.epochs.add(assign.epoch)
+        if len(layer.epochs) > MOST_EPOCHS:
+            layer.epochs.remove(min(layer.epochs))
         lets_go = [Keep(self._kept())] if is_other else []  # of what the one before had and this one has not
         return [*lets_go, Send(Ready(assign.epoch, assign.layer))]
 
@@ -338,7 +352,7 @@ class WorkerState:
         return dropped
 
     def _is_coming(self, sha256: bytes) -> bool:
-        return any(fetch.sha256 == sha256 for fetch in (*self._in_flight, *self._wanted))
+        return any(each.sha256 == sha256 for each in (*self._in_flight, *self._wanted))
 
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)
@@ -353,9 +367,8 @@ class WorkerState:
         self._sizes[sha256] = size
         self._bytes_total += size
         self._bytes_done += there
-        self._wanted += [
-            Fetch(sha256, offset, min(CHUNK_BYTES, size - offset)) for offset in range(there, size, CHUNK_BYTES)
-        ]
+        if there < size:
+            self._wanted.append(_Rest(sha256, there, size))
 
     def _fetch(self) -> list[Action]:
         actions = list[Action]()
@@ -365,7 +378,10 @@ class WorkerState:
             and len(self._in_flight) < CHUNKS_IN_FLIGHT
             and self._unstored < UNSTORED_BYTES
         ):
-            message = self._wanted.popleft()
+            rest = self._wanted.popleft()
+            message = Fetch(rest.sha256, rest.offset, min(CHUNK_BYTES, rest.size - rest.offset))
+            if (end := rest.offset + message.length) < rest.size:
+                self._wanted.appendleft(_Rest(rest.sha256, end, rest.size))
             self._in_flight.append(message)
             actions.append(SendFetch(message))
         return actions

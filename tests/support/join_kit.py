@@ -36,7 +36,7 @@ class Door:
         self.book = InviteBook({"XDG_STATE_HOME": str(state)})
         self.server_key, secret = self.book.server_keys()
         self.now = int(time.time())
-        self.gate = Gate(address, admitted=self._admits, keys=(z85.encode(self.server_key), z85.encode(secret)))
+        self.gate = Gate(address, refusal=self._refusal, keys=(z85.encode(self.server_key), z85.encode(secret)))
         self.slices = slices
         self.heard: list[tuple[bytes, Any]] = []
         self.routes: dict[bytes, bytes] = {}  #: of the connection for calls
@@ -44,8 +44,8 @@ class Door:
         self.fetched = 0  #: bytes
         self.most_fetched = 1 << 60  #: after which no more are sent
 
-    def _admits(self, key: bytes) -> bool:
-        return self.book.invites.admits(z85.decode(key), self.now)
+    def _refusal(self, key: bytes) -> str:
+        return self.book.invites.refusal(z85.decode(key), self.now)
 
     @property
     def port(self) -> int:

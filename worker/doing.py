@@ -31,9 +31,7 @@ class Doing:
             # lock of the identity.
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
-            raise WorkerError(
-                f"{path}: {error.strerror or error}; set XDG_STATE_HOME to a folder of yours"
-            ) from None
+            raise WorkerError(f"{path}: {error.strerror or error}; set XDG_STATE_HOME to a folder of yours") from None
         self.say(CONNECTING)
 
     def say(self, word: str) -> None:

@@ -27,5 +27,5 @@ RUN useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/state XDG_STATE_HOME=/state XDG_CACHE_HOME=/cache POCL_CACHE_DIR=/cache/pocl PYTHONUNBUFFERED=1
 WORKDIR /state
-USER expertswarm
+USER 10001:10001
 CMD ["backbone", "--help"]

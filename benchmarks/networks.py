@@ -51,6 +51,7 @@ READY_S, ANSWER_S, END_S = 180.0, 600.0, 10.0
 BULK_S = 1.5
 CLONE_NEWNET = 0x40000000
 WARM_UP = 8  #: tokens
+STEADY = 2  #: looks at the workers between which nothing changed: what they hold is settled
 T = TypeVar("T")
 
 
@@ -335,10 +336,11 @@ class Swarm:
             raise CannotMeasure(f"backbone {args[0]}: {done.stderr.strip()[-200:]}")
 
     def _until_held(self, workers: int) -> None:
-        give_up, before = time.monotonic() + READY_S, None
+        give_up, before, same = time.monotonic() + READY_S, list[int](), 0
         while True:
             held = [w["experts"] for w in self._workers() if w["state"] == "serving" and w["experts"]]
-            if len(held) == workers and held == before:
+            same = same + 1 if len(held) == workers and held == before else 0
+            if same == STEADY:
                 return
             before = held
             if time.monotonic() > give_up:
@@ -421,7 +423,8 @@ def measure(swarm: Swarm, net: Network, layers: int, width: int, prompt: int, de
     return Raw(
         round_trip_s=net.round_trip_s(),
         bulk_bytes_per_s=net.bulk_bytes_per_s(),
-        token_s=statistics.median(a["timings"]["decode"]["seconds"] / a["timings"]["decode"]["tokens"] for a in token),
+        # The first token comes of the prompt: there is a step less than there are tokens.
+        token_s=statistics.median(a["timings"]["decode"]["seconds"] for a in token) / decode,
         token_wire=statistics.median(a["wire_bytes"] for a in token) / steps,
         token=token_work,
         first_s=statistics.median(a["timings"]["prompt"]["seconds"] for a in first),

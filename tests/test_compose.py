@@ -86,7 +86,7 @@ def test_a_service_can_do_no_more_than_it_has_to(name: str) -> None:
 
 def test_the_image_is_one_of_a_user_without_rights_and_without_secrets() -> None:
     assert re.findall(r"^FROM .*", DOCKERFILE, re.MULTILINE) == ["FROM ${BASE}"]
-    assert re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE) == ["expertswarm"]
+    assert re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
     assert re.findall(r"^ARG BASE=python:(.*)", DOCKERFILE, re.MULTILINE) == ["3.11-slim-bookworm"]
     assert "latest" not in DOCKERFILE + COMPOSE.read_text().lower()
     copied = {word for line in DOCKERFILE.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -21,8 +22,9 @@ from protocol.errors import ProtocolError
 from protocol.invite import MAX_TEXT, Invite, parse_invite
 from protocol.sizes import parse_size
 
-from . import backends
+from . import backends, status
 from .cache import SliceCache, cache_folder, default_bytes, listing, prune
+from .doing import Doing
 from .errors import UsageError, WorkerError
 from .identity import Identities, checked_name
 from .join import Joined, chosen_identity
@@ -110,7 +112,7 @@ def _join(args: argparse.Namespace) -> int:
     broker = _broker(args, os.environ)
     identities = Identities()
     identity, is_known = chosen_identity(identities, invite, name)
-    with identities.lock(identity):
+    with identities.lock(identity), contextlib.closing(Doing(identities.doing_path(identity))) as doing:
         stop = Stop()
         runtime = Runtime(
             template, _backend(template), build=build_name(), cache=cache, is_joined=True, stop=stop, say=_say
@@ -127,6 +129,7 @@ def _join(args: argparse.Namespace) -> int:
                 stop=stop,
                 say=_say,
                 presence=presence,
+                doing=doing,
             ).run()
         finally:
             if presence is not None:
@@ -288,6 +291,7 @@ def _parser() -> Parser:
     local.add_argument("--cache", metavar="SIZE", help="bytes of experts to keep on disk (default: none)")
     local.set_defaults(func=_local)
     backends.add_parser(commands)
+    status.add_parser(commands)
     return parser
 
 

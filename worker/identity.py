@@ -90,6 +90,10 @@ class Identities:
         """The file of a name at a backbone."""
         return self.folder / f"{server_key.hex()[:16]}.{name}.json"
 
+    def doing_path(self, identity: Identity) -> Path:
+        """The file in which the process of an identity says what it does."""
+        return self.path(identity.server_key, identity.name).with_suffix(".doing")
+
     def find(
         self, *, server_key: bytes | None = None, invite_key: bytes | None = None, name: str = ""
     ) -> list[Identity]:

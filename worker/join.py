@@ -12,6 +12,7 @@ from zmq.utils import z85
 
 from protocol.invite import Invite, endpoint_of
 
+from .doing import CONNECTING, SERVING, Doing
 from .enrolment import Stopped, enrol
 from .errors import Break, LinkBroken, UsageError, WorkerError
 from .identity import Identities, Identity, default_name, new_identity, public_half
@@ -66,7 +67,7 @@ class Joined:
     """`template` says what to compute with; where to connect, and as whom, is filled in for each try.
 
     `presence` is begun once the worker is enrolled; what it says of the backbone's address is tried behind the ones
-    that came with the invite.
+    that came with the invite. `doing` is told what becomes of it.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Joined:
         stop: Stop,
         say: Say,
         presence: Presence | None = None,
+        doing: Doing | None = None,
     ) -> None:
         self._identities, self._identity, self._invite = identities, identity, invite
         self._template, self._runtime, self._stop, self._say = template, runtime, stop, say
         is_same = invite is not None and public_half(invite.secret_key) == identity.invite_key
         has_invite = invite is not None and not (is_same and identity.is_enrolled)
         self._membership = Membership(is_known=is_known, has_invite=has_invite)
-        self._presence = presence
+        self._presence, self._doing = presence, doing
         self._turn = 0
 
     def run(self) -> None:
@@ -185,8 +187,16 @@ class Joined:
         def on_welcome() -> None:
             self._membership.welcomed()
             self._say(f"connected to {place} as {self._runtime.name}")
+            self._does(SERVING)
             self._identity = replace(identity, is_enrolled=True)
             self._identities.save(self._identity)  # also the one that was used last
             self._be_present(self._runtime.name)
 
-        self._runtime.serve(self._session(endpoint, identity.public_key, identity.secret_key), on_welcome)
+        try:
+            self._runtime.serve(self._session(endpoint, identity.public_key, identity.secret_key), on_welcome)
+        finally:
+            self._does(CONNECTING)
+
+    def _does(self, word: str) -> None:
+        if self._doing is not None:
+            self._doing.say(word)

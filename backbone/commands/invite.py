@@ -38,6 +38,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--uses", default="1", metavar="N", help="workers that may enrol with it (default 1)")
     parser.add_argument("--expires", default="1h", metavar="TIME", help="such as 30m, 1h or 7d (default 1h)")
     parser.add_argument("--out", metavar="FILE", help="write the string into a file, for 'worker join --from FILE'")
+    parser.add_argument(
+        "--if-missing", action="store_true", help="with --out: where FILE is there, leave it as it is and make none"
+    )
     add_flags(parser, "listen", "advertise")
     parser.set_defaults(func=create)
     actions = parser.add_subparsers(metavar="list | revoke")
@@ -56,6 +59,12 @@ def create(args: argparse.Namespace) -> int:
     """Make an invite and print it."""
     settings = resolve(args, os.environ)
     uses, ttl_s = _uses(args.uses), _ttl(args.expires)
+    if args.if_missing:
+        if args.out is None:
+            raise UsageError("--if-missing goes with --out FILE")
+        if os.path.lexists(args.out):
+            print(f"{args.out} is there: no invite was made", file=sys.stderr)
+            return 0
     running = run_file.read() if settings["listen"].source == "default" else None
     if running is not None and running.swarm:
         listen = parse_address(running.swarm, "the running server's address")

@@ -65,6 +65,20 @@ def test_a_file_is_its_owners_alone_and_is_not_written_over(tmp_path: Path, caps
     assert path.read_text() == text
 
 
+def test_for_a_service_a_file_that_is_there_is_enough(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "fleet"
+    wanted = ["invite", "--if-missing", "--listen", "10.0.0.7:99", "--out", str(path)]
+    assert main(wanted) == 0
+    text = path.read_text()
+    capsys.readouterr()
+    assert main(wanted) == 0
+    assert capsys.readouterr() == ("", f"{path} is there: no invite was made\n")
+    assert path.read_text() == text
+    assert len(InviteBook().invites.invites) == 1
+    assert main(["invite", "--if-missing"]) == 2
+    assert "--if-missing goes with --out FILE" in capsys.readouterr().err
+
+
 def test_the_settings_name_the_address_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPERTSWARM_LISTEN", "[fd00::1]:5")
     assert main(["invite"]) == 0

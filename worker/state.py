@@ -352,7 +352,9 @@ class WorkerState:
         return dropped
 
     def _is_coming(self, sha256: bytes) -> bool:
-        return any(each.sha256 == sha256 for each in (*self._in_flight, *self._wanted))
+        return any(each.sha256 == sha256 for each in self._in_flight) or any(
+            each.sha256 == sha256 for each in self._wanted
+        )
 
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)

@@ -34,6 +34,8 @@ from .weights import SliceServer, expert_bytes
 
 log = logging.getLogger(__name__)
 
+ROWS_TO_KNOW = 1000  #: that a worker has computed before its speed is believed
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -45,6 +47,7 @@ class Place(Protocol):
         expert_bytes: Mapping[int, Sequence[int]],
         candidates: Sequence[Candidate],
         *,
+        usage: Mapping[tuple[int, int], int] | None = None,
         fixed: Mapping[tuple[int, int], str] | None = None,
     ) -> Plan: ...
 
@@ -88,8 +91,11 @@ class Joining:
 
     # ---- what the backbone does
 
-    def plan(self, place: Place, *, is_free: bool) -> None:
-        """Plan who holds what. A free plan fixes the class of each expert anew: only between two answers."""
+    def plan(self, place: Place, usage: Mapping[tuple[int, int], int], *, is_free: bool) -> None:
+        """Plan who holds what. A free plan fixes the class of each expert anew: only between two answers.
+
+        `usage`: rows that each (layer, expert) has been asked for so far.
+        """
         peers = [peer for peer in self._roster if peer.is_here]
         # A copy costs nothing where the file is mapped; one that is sent has to be asked for, by a bound that has room.
         candidates = [
@@ -99,6 +105,7 @@ class Joining:
                 takes_copies=self._is_mapped(p) or p.memory_bytes > 0,
                 numeric_class=p.report.numeric_class,
                 held={layer: assigned.experts for layer, assigned in p.assigned.items()},
+                speed=self._speed(p),
             )
             for p in peers
         ]
@@ -106,7 +113,7 @@ class Joining:
         if not is_free:
             classes = self._dispatcher.class_map.experts
             fixed = {(layer, e): kind for layer, kinds in classes.items() for e, kind in enumerate(kinds)}
-        plan = place(self._sizes, candidates, fixed=fixed)
+        plan = place(self._sizes, candidates, usage=usage, fixed=fixed)
         told, self._told = self._told, plan.describe()
         if is_free and peers and self._told not in ("", told):
             log.warning("%s", self._told)
@@ -137,6 +144,14 @@ class Joining:
             if peer.is_here:
                 peer.report.state = "loading" if peer.is_loading or peer.name in waiting else "serving"
                 peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
+
+    def _speed(self, peer: Peer) -> float | None:
+        """Bytes of experts that a worker reads in a second, by its own word; None while that says little."""
+        report = peer.report
+        if report.rows < ROWS_TO_KNOW or report.seconds <= 0:
+            return None
+        sizes = [size for layer in self._sizes.values() for size in layer]
+        return report.rows * sum(sizes) / len(sizes) / report.seconds
 
     def _held(self, peer: Peer, layer: int) -> frozenset[int]:
         assigned = peer.assigned.get(layer)

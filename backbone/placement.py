@@ -21,6 +21,8 @@ Seconds = Callable[[int, int], float]  #: of a worker and a layer
 STAYS_WITHIN = 1.05
 #: Rows that each expert counts as having had from the beginning: few rows are no proof that an expert is cold.
 PRIOR_ROWS = 1
+#: A copy that is there already is worth so many times one that has to be sent.
+KEPT_WORTH = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +99,16 @@ def place(
 
     Each worker gets a share of every layer in proportion to its speed, or where its memory is too small for that, a
     smaller one of every layer, so that no layer waits for one worker alone. An expert stays with a worker that has it
-    already, unless the layer then took longer (STAYS_WITHIN). Of what else it has each worker keeps what there is room
-    for, and who takes copies gets more of its class: alike in all layers, those first whose holders have most to do.
+    already, unless the layer then took longer (STAYS_WITHIN). Who takes copies gets more of its class, alike in all
+    layers: those first whose holders have most to do, with a preference for what it has (KEPT_WORTH). The others keep
+    what they have.
     The same inputs give the same plan, whatever the order of the candidates.
     """
     workers = sorted(candidates, key=lambda c: c.name)
     sizes = {layer: tuple(expert_bytes[layer]) for layer in sorted(expert_bytes)}
     fixed = fixed or {}
     done = _covered(sizes, workers, usage, fixed)
-    done.keep_copies()
-    done.add_copies()
+    done.copies()
     return Plan(
         {c.name: {la: tuple(sorted(es)) for la, es in done.holds[i].items() if es} for i, c in enumerate(workers)},
         {la: tuple(e for at, e in sorted(done.left) if at == la) for la in sorted({la for la, _ in done.left})},
@@ -296,19 +298,17 @@ class _Placing:
 
     # ---- copies
 
-    def keep_copies(self) -> None:
-        """Let workers keep what they have got already, as far as it is of their class and there is room."""
-        for i, held in enumerate(self._held):
-            self._copy(i, held)
-
-    def add_copies(self) -> None:
-        """Fill the memory of those that take copies."""
+    def copies(self) -> None:
+        """Fill the memory of those that take copies; the others keep what they have got, as far as there is room."""
+        everything = {layer: range(len(sizes)) for layer, sizes in self.sizes.items()}
         for i, worker in enumerate(self.workers):
-            if worker.takes_copies:
-                self._copy(i, {la: range(len(sizes)) for la, sizes in self.sizes.items()})
+            self._copy(i, everything if worker.takes_copies else self._held[i])
 
     def _copy(self, i: int, of: Mapping[int, Collection[int]]) -> None:
-        """Give a worker copies, of each layer in turn, those first whose holders have most to do for them."""
+        """Give a worker copies, of each layer in turn, those first whose holders have most to do for them.
+
+        What it has got already is given up only for what is KEPT_WORTH times as hot.
+        """
         alike = self._of_class[self.workers[i].numeric_class]
         waiting: dict[int, list[int]] = {}
         for layer in self.sizes:
@@ -318,7 +318,9 @@ class _Placing:
                 for expert in self.holds[j].get(layer, ()):
                     speed[expert] = speed.get(expert, 0.0) + self._speeds[j]
             wanted = [e for e in of[layer] if e in speed and e not in mine]
-            waiting[layer] = sorted(wanted, key=lambda e: (self.weight(layer, e) / speed[e], -e))
+            has = self._held[i][layer]
+            worth = {e: self.weight(layer, e) / speed[e] * (KEPT_WORTH if e in has else 1) for e in wanted}
+            waiting[layer] = sorted(wanted, key=lambda e: (worth[e], -e))
         while waiting:
             for layer in list(waiting):
                 while waiting[layer] and self.room[i] < self.sizes[layer][waiting[layer][-1]]:

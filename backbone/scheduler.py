@@ -137,7 +137,7 @@ class Scheduler:
         self._schedule = Schedule[Job](parallel)
         self._underway: dict[Job, _Underway] = {}
         self._kept: list[Sequence] = []  #: of ended answers, the oldest first
-        self._changes = 0  #: of the class map, before all that is kept
+        self._classes = ""  #: digest of the class map that all that is kept is of
         self._inbox = deque[Callable[[], None]]()
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -286,10 +286,10 @@ class Scheduler:
 
     def _kept_for(self, prompt_ids: list[int]) -> Sequence | None:
         """A kept sequence that saves a good part of a prompt; sequences that are kept and in use are never too many."""
-        changes = len(self._session.engine.experts.class_changes)
-        if changes != self._changes:  # what was kept is of an earlier class map
+        classes = self._session.class_map().digest
+        if classes != self._classes:  # what was kept is of an earlier class map
             self._kept.clear()
-            self._changes = changes
+            self._classes = classes
         shared = [common_prefix(sequence.tokens, prompt_ids) for sequence in self._kept]
         best = max(range(len(shared)), key=shared.__getitem__, default=None)
         if best is not None and shared[best] * 4 >= len(prompt_ids):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,6 +63,7 @@ CALL_DEADLINE_S = 60.0  #: at most, and while nothing was measured
 COPY_BELOW_BYTES = 64 * 1024  #: below this ZeroMQ's own copy is cheaper than keeping ours alive
 PATIENCE_MS = 500
 MOST_WAITING = 1024  #: messages that are looked at before anybody is called late
+ROWS_TO_PLAN = 20_000  #: at least, between two plans for the sake of use
 BOOK_S = 0.5  #: between two looks at the book of invites
 
 
@@ -140,6 +141,9 @@ class Swarm:
         self._looked_s = time.monotonic()  #: at the book of invites
         self._planned: int | None = None  #: for which of the changes of who is here; None before the first plan
         self._planned_freely = 0  #: likewise, with the classes free
+        self._planned_rows = 0  #: that had been asked for
+        self._usage = Counter[tuple[int, int]]()  #: rows by (layer, expert)
+        self._rows = 0  #: in all
         # Whoever comes in by the door fetches his experts: their digests are made beside the work, and kept.
         self._digests = SliceDigests(model, None if door is None else cache_folder() / "slice-digests")
         if door is not None:
@@ -170,7 +174,11 @@ class Swarm:
         width = self._model.expert_width(layer)
         batch = Batch(x, ids, width)
         self._open[self._ticket] = _Open(layer, batch)
-        self._act(self._dispatcher.issued(self._ticket, layer, batch.load(), width, time.monotonic()))
+        load = batch.load()
+        for expert, rows in load.items():
+            self._usage[layer, expert] += rows
+        self._rows += ids.size
+        self._act(self._dispatcher.issued(self._ticket, layer, load, width, time.monotonic()))
         return self._ticket
 
     def ready(self, ticket: int) -> bool:
@@ -211,7 +219,7 @@ class Swarm:
 
         Only while no answer is in the making: whoever came or went is planned for, with a class map of its own.
         """
-        if self._planned_freely != self._joining.changes:
+        if self._planned_freely != self._joining.changes or self._is_known_better:
             self._plan(is_free=True)
         if wake is not None:
             self._poller.register(wake, zmq.POLLIN)
@@ -310,11 +318,17 @@ class Swarm:
 
     # ---- events
 
+    @property
+    def _is_known_better(self) -> bool:
+        """Whether experts were asked for twice as often as when it was planned last: which are hot is known better."""
+        return self._rows > 2 * self._planned_rows + ROWS_TO_PLAN
+
     def _plan(self, *, is_free: bool) -> None:
         self._planned = self._joining.changes
         if is_free:
             self._planned_freely = self._planned
-        self._joining.plan(self._place, is_free=is_free)
+        self._planned_rows = self._rows
+        self._joining.plan(self._place, self._usage, is_free=is_free)
 
     def _pump(self, timeout_ms: int) -> bool:
         """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""
@@ -332,7 +346,7 @@ class Swarm:
             if not any(not self._hear() for _ in range(MOST_WAITING)):
                 log.warning("messages come faster than they can be read")
             self._act(self._dispatcher.ticked(now))
-        if self._planned not in (None, self._joining.changes):
+        if self._planned is not None and (self._planned != self._joining.changes or self._is_known_better):
             self._plan(is_free=False)  # while an answer is in the making no expert changes its class
         if self._door is not None and time.monotonic() - self._looked_s > BOOK_S:
             self._look_at_the_book(self._door)

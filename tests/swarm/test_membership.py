@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from backbone.invite_book import InviteBook
 from backbone.listening import Address
 from backbone.local_workers import WorkerSpec
 from backbone.model import Model
+from backbone.placement import Plan, place
 from backbone.swarm import Swarm
 
 Find = Callable[[str], Path]
@@ -261,3 +263,46 @@ def test_a_half_open_connection_costs_no_answer_and_its_worker_comes_back(
             assert logits(model, swarm, chunk=1) == expected
         assert not joiner.has_ended()
         assert swarm.class_changes == []
+
+
+def test_use_makes_copies_of_what_is_hot_and_speed_gives_shares_without_an_answer_that_stops(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two has room for two thirds of the experts: what is copied is what was asked for most."""
+    monkeypatch.setattr("backbone.swarm.ROWS_TO_PLAN", 200)
+    expected = alone(model)
+    total = sum(
+        sum(len(model.slice_data(n, 0)) for n in names.values()) * model.expert_count(la)
+        for la, names in model.expert_tensors.items()
+    )
+    plans = list[Mapping[tuple[int, int], int]]()
+
+    def noted(sizes: Any, candidates: Any, *, usage: Any, fixed: Any) -> Plan:
+        plans.append(dict(usage))
+        return place(sizes, candidates, usage=usage, fixed=fixed)
+
+    with swarm_of(model, book, placement=noted) as swarm:
+        text = invite(book, swarm, uses=2)
+        for name in ("a", "b"):
+            start(tmp_path / name, text, "--memory", str(total * 2 // 3), "--name", name)
+        until(swarm, serving(swarm, 2))
+        before = len(plans)
+        while len(plans) == before:  # in the middle of an answer, or between two
+            assert logits(model, swarm, 4) == expected
+        assert sum(plans[-1].values()) > 200
+        until(swarm, serving(swarm, 2))
+        local = swarm.local_calls
+        assert logits(model, swarm, 4) == expected
+        assert swarm.local_calls == local
+        asked = Counter({key: rows for key, rows in plans[-1].items()})
+        copied = [key for key in asked if all(key[1] in held(swarm, name, key[0]) for name in ("a", "b"))]
+        assert copied
+        single = [key for key in asked if key not in copied]
+        assert np.mean([asked[key] for key in copied]) > np.mean([asked[key] for key in single])
+        assert swarm.class_changes == []
+
+
+def held(swarm: Swarm, name: str, layer: int) -> frozenset[int]:
+    """Experts of a layer that a worker was assigned."""
+    assigned = swarm._roster.named(name).assigned.get(layer)
+    return frozenset() if assigned is None else assigned.experts

@@ -484,7 +484,11 @@ class Dispatcher:
         if not others and not here:
             return []
         flight.is_hedged = asked.is_hedged = True
-        actions = self._asked_of(call.ticket, others, now_s, is_hedge=True)
+        chosen: dict[str, list[int]] = {}
+        self._choose_among(others, asked.load, chosen, now_s)
+        actions: list[Action] = [
+            Send(self._call(call.ticket, name, mine, now_s, is_hedge=True)) for name, mine in chosen.items()
+        ]
         return actions + (self._here(call.ticket, here, Cause.HEDGED) if here else [])
 
     def _astray(self, ticket: int, asked: _Ticket, now_s: float) -> None:
@@ -564,20 +568,27 @@ class Dispatcher:
 
     def _given_out(self, ticket: int, experts: Collection[int], now_s: float, cause: Cause) -> list[Action]:
         """Calls for some experts of a ticket to those that hold them; what nobody holds is to be computed here."""
-        asked, own = self._open[ticket], self.class_map.own
-        layer, holders_of = asked.layer, self._holders
-        holders: dict[int, list[Member]] = {}
+        asked = self._open[ticket]
+        layer, load, holders = asked.layer, asked.load, self._holders
+        chosen: dict[str, list[int]] = {}
+        several: dict[int, list[Member]] = {}
         alone: list[int] = []
         slow: list[int] = []
         for expert in experts:
-            able = holders_of.get((layer, expert))
-            if not able:
+            able = holders.get((layer, expert))
+            if able is None:
                 alone.append(expert)
-            elif able[0].strays and able[0].numeric_class == own and all(member.strays for member in able):
+            elif able[0].strays and able[0].numeric_class == self.class_map.own and all(m.strays for m in able):
                 slow.append(expert)
+            elif len(able) > 1:
+                several[expert] = able
+            elif (name := able[0].name) in chosen:
+                chosen[name].append(expert)
             else:
-                holders[expert] = able
-        actions = self._asked_of(ticket, holders, now_s)
+                chosen[name] = [expert]
+        if several:
+            self._choose_among(several, load, chosen, now_s)
+        actions: list[Action] = [Send(self._call(ticket, name, mine, now_s)) for name, mine in chosen.items()]
         # What is sent first runs while the rest is computed here.
         if slow:
             actions += self._here(ticket, slow, Cause.STRAGGLING)
@@ -593,38 +604,23 @@ class Dispatcher:
         self.computed_here[cause] += 1
         return [ComputeLocally(ticket, asked.layer, tuple(experts))]
 
-    def _asked_of(
-        self, ticket: int, holders: Mapping[int, Sequence[Member]], now_s: float, *, is_hedge: bool = False
-    ) -> list[Action]:
-        """Calls for experts, each to one of its holders."""
-        load = self._open[ticket].load
-        rates: dict[str, float] = {}
-        busy_s: dict[str, float] = {}
-        pairs: dict[str, int] = {}
-        chosen: dict[str, list[int]] = {}
+    def _choose_among(
+        self,
+        holders: Mapping[int, Sequence[Member]],
+        load: Mapping[int, int],
+        chosen: dict[str, list[int]],
+        now_s: float,
+    ) -> None:
+        """Add experts that several hold to what each is asked for already."""
+        rates = self._rates(now_s)
+        busy_s = self._busy_s(now_s, rates)
+        for name, given in chosen.items():
+            busy_s[name] += sum([load[expert] for expert in given]) * rates[name]
         for expert, able in holders.items():
             rows = load[expert]
-            if len(able) == 1:
-                name = able[0].name
-            else:
-                if not rates:
-                    rates = self._rates(now_s)
-                    busy_s = self._busy_s(now_s, rates)
-                    for name, given in pairs.items():
-                        busy_s[name] += given * rates[name]
-                name = choose(able, rows, busy_s, rates).name
-            if rates:
-                busy_s[name] += rows * rates[name]
-            if name in chosen:
-                pairs[name] += rows
-                chosen[name].append(expert)
-            else:
-                pairs[name] = rows
-                chosen[name] = [expert]
-        return [
-            Send(self._call(ticket, name, tuple(mine), pairs[name], now_s, is_hedge=is_hedge))
-            for name, mine in chosen.items()
-        ]
+            name = choose(able, rows, busy_s, rates).name
+            busy_s[name] += rows * rates[name]
+            chosen.setdefault(name, []).append(expert)
 
     def _rates(self, now_s: float) -> dict[str, float]:
         """Seconds a row of each member; of whom nothing is known any more, or yet, the best is thought."""
@@ -655,11 +651,10 @@ class Dispatcher:
         changed = tuple(sorted({key for key in unserved if before.of(*key) != before.own}))
         return [NewMap(changed, before, self.class_map)]
 
-    def _call(
-        self, ticket: int, worker: str, experts: tuple[int, ...], pairs: int, now_s: float, *, is_hedge: bool
-    ) -> Call:
+    def _call(self, ticket: int, worker: str, experts: Sequence[int], now_s: float, *, is_hedge: bool = False) -> Call:
         self._seq += 1
         asked, member = self._open[ticket], self._members[worker]
+        pairs = sum([asked.load[expert] for expert in experts])
         # When it is late, and when it is to be hedged; what the member was asked for before comes first.
         deadline_s, hedge_s = now_s + self._deadline_s, math.inf
         most_s = member.pace.most_s(len(experts), pairs)
@@ -682,7 +677,7 @@ class Dispatcher:
             worker,
             asked.layer,
             member.holds[asked.layer].epoch,
-            experts,
+            tuple(experts),
             pairs,
             asked.width,
             deadline_s,

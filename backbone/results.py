@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .dispatch import Cause
 from .engine import Answer
 from .roster import WorkerReport
 from .session import Session
@@ -100,7 +101,8 @@ def _failures(session: Session, workers: Sequence[Result], before: Before) -> Re
         "workers": [w["name"] for w in workers if w["failures"]],
         **{name: sum(w[name] for w in workers) for name in ("retried", "hedged_won", "hedged_lost")},
         "waited_seconds": round(sum(w["waited_seconds"] for w in workers), 6),
-        "computed_locally": {cause: count for cause, count in sorted(locally.items()) if count},
+        # What no worker holds may just not fit.
+        "computed_locally": {c: n for c, n in sorted(locally.items()) if n and c != Cause.UNHELD.value},
     }
     return found if any(found.values()) else None
 

@@ -285,6 +285,49 @@ def test_an_answer_tells_from_which_token_on_another_class_computed(session: Ses
     assert now == Session(session.settings, session.model, alone, None, session.digest).provenance()["class_map"]
 
 
+def test_an_answer_tells_what_failures_cost_and_the_next_one_not(session: Session) -> None:
+    """The native worker is of the backbone's class: nobody else holds its experts."""
+    assert session.swarm is not None
+    whole = as_json(session, answer(session))
+    assert whole["failures"] is None
+    assert not [line for line in results.summary(whole).splitlines() if "retried" in line]
+    before = results.Before.now(session)
+    kill(session.swarm.pids()[1])
+    broken = results.as_json(session, answer(session), before) | {"provenance": session.provenance()}
+    failures = broken["failures"]
+    assert failures["workers"] == ["local-2"]
+    assert len(broken["workers"][1]["failures"]) == 1
+    assert set(failures["computed_locally"]) <= {"lost"}  # the rest is what nobody holds from then on
+    assert broken["computed_locally"] > sum(failures["computed_locally"].values())
+    assert failures["retried"] == broken["workers"][1]["retried"]
+    before = results.Before.now(session)
+    after = results.as_json(session, answer(session), before)
+    assert (after["failures"], after["workers"][1]["failures"]) == (None, [])
+    assert results.failures_as_json(session)["workers"] == ["local-2"]  # type: ignore[index]
+
+
+def test_the_line_of_what_failures_cost() -> None:
+    failures = {"retried": 2, "hedged_won": 1, "hedged_lost": 3, "waited_seconds": 0.314}
+    lines = results.worker_lines([WORKER], 0, failures)
+    assert (
+        lines[-1]
+        == "2 calls retried; 4 calls hedged, 3 of them done by the other; 0.31 s waited for calls that were given up"
+    )
+    assert len(results.worker_lines([WORKER], 0, None)) == len(lines) - 1
+
+
+WORKER = {
+    "name": "w",
+    "backend": "numpy",
+    "experts": 1,
+    "calls": 1,
+    "rows": 1,
+    "seconds": 0.1,
+    "state": "serving",
+    "failures": [],
+}
+
+
 def test_a_change_in_the_prompt_is_one_of_the_first_token(session: Session) -> None:
     assert session.swarm is not None
     kill(session.swarm.pids()[0])

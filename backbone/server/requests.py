@@ -20,6 +20,7 @@ from .errors import ApiError, field_error
 Fields = Mapping[str, Any]
 
 MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 1024  #: a text that goes on as a stop string begins is compared with it at every token
 COMPLETION_TOKENS = 16  #: OpenAI's default for completions; a chat's answer may fill the context
 MOST_TOKENS = int(BY_NAME["predict"].most)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
@@ -258,7 +259,10 @@ def _stops(stop: Any) -> tuple[str, ...]:
         raise field_error("stop", f"is neither a string nor a list of at most {MOST_STOPS}")
     if "" in stops:
         raise field_error("stop", "a stop string is empty")
-    return tuple(_text("stop", each) for each in stops)
+    texts = tuple(_text("stop", each) for each in stops)
+    if any(len(text) > MOST_STOP_CHARACTERS for text in texts):
+        raise field_error("stop", f"a stop string is longer than {MOST_STOP_CHARACTERS} characters")
+    return texts
 
 
 def _text(place: str, text: Any) -> str:

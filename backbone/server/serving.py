@@ -8,14 +8,20 @@ import socket
 from collections.abc import Callable
 from types import FrameType
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UsageError
 from ..listening import Address
 
 DRAIN_S = 3.0  #: that answers may still take once the process is to end
 CLOSE_S = 3.0  #: more, for their last words to go out
+HEAD_S = 10.0  #: for a connection's first request, or another one that has begun, until its head is here
+REQUEST_S = 40.0  #: for the rest of it; whoever reads a body has said before that it is too slow
+STALL_S = 60.0  #: for a client that does not take what it is sent
+MOST_CONNECTIONS = 512  #: more are hung up
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -36,6 +42,63 @@ def bind(address: Address) -> socket.socket:
         listener.close()
         raise UsageError(f"--http {address}: cannot listen there: {error.strerror}") from None
     return listener
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP for clients that may be slow, but not for ever: each connection holds a descriptor, perhaps a turn."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+    _has_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is here."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._wait(HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of a request came."""
+        super().data_received(data)
+        state = self.conn.their_state
+        if state is h11.SEND_BODY and not self._has_head:
+            self._has_head = True
+            self._wait(REQUEST_S)
+        elif state is h11.IDLE and self._timer is None:
+            self._has_head = False
+            self._wait(HEAD_S)
+        elif state not in (h11.IDLE, h11.SEND_BODY):  # the request is whole
+            self._has_head = False
+            self._wait(None)
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        super().resume_writing()
+        self._take()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._wait(None)
+        self._take()
+        super().connection_lost(exc)
+
+    def _take(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _wait(self, seconds: float | None) -> None:
+        """Hang up after so long, in place of when it was to be before; None: do not."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 class _Server(uvicorn.Server):
@@ -74,7 +137,7 @@ def serve(app: ASGIApp, listener: socket.socket, *, on_ready: Callable[[], None]
         log_config=None,
         access_log=False,
         server_header=False,
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         loop="asyncio",
         proxy_headers=False,

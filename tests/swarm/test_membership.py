@@ -294,7 +294,7 @@ def test_use_makes_copies_of_what_is_hot_and_speed_gives_shares_without_an_answe
         local = swarm.local_calls
         assert logits(model, swarm, 4) == expected
         assert swarm.local_calls == local
-        asked = Counter({key: rows for key, rows in plans[-1].items()})
+        asked = Counter(plans[-1])
         copied = [key for key in asked if all(key[1] in held(swarm, name, key[0]) for name in ("a", "b"))]
         assert copied
         single = [key for key in asked if key not in copied]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -328,8 +329,8 @@ def test_plain_tcp_fills_no_memory_before_the_handshake(house: House, caplog: py
         tcp.settimeout(20)
         tcp.sendall(GREETING + b"\x06" + (200 << 20).to_bytes(8, "big"))
         sent = 0
-        with pytest.raises(OSError):  # noqa: PT011, PT012 - reset or broken pipe
-            while True:
+        with contextlib.suppress(ConnectionError):  # it is hung up on
+            while sent < 200 << 20:
                 sent += tcp.send(bytes(1 << 20))
         house.until(lambda: swarm.refused >= 1)
         assert FIRST_BYTES < sent < 200 << 20

@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show them; 1 when none is there, or one does not serve."""
     identities, name = Identities(), checked_name(args.name) if args.name else ""
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": identity.name,
             "hosts": list(identity.hosts),

@@ -22,23 +22,28 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from archdefs import load_library
+from backbone.class_map import ClassMap
 from backbone.commands.invite import new_invite
 from backbone.discovery import DEMO
 from backbone.door import Door
 from backbone.engine import Answer, Engine, GenerateOptions
+from backbone.experts import LocalExperts
 from backbone.invite_book import InviteBook
 from backbone.listening import Address
-from backbone.model import load_model
+from backbone.model import Model, load_model
 from backbone.swarm import Swarm
 from backbone.tokenizer import load_tokenizer
 from backbone.weights import expert_bytes
+from kernels.interface import F32, I32, Options
 from kernels.registry import make_backend
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +119,11 @@ class Place:
     faults: list[str] = field(default_factory=list)
     identities: int = 0
 
+    @property
+    def name(self) -> str:
+        """The name that the backbone knows it by."""
+        return f"w{self.number}-{self.identities}"
+
     def start(self, invite: Callable[[int], str], *, anew: bool = False, fault: str = "") -> None:
         """Start the worker: as itself, or `anew` with a key that nobody knows yet."""
         if anew or not self.identities:
@@ -130,7 +140,7 @@ class Place:
         i16 = ["--activations", "i16"] if self.backend == "i16" else []
         backend = "native" if self.backend == "i16" else self.backend
         join = ["join", *([invite(self.relay.port)] if is_new else []), "--backend", backend, *i16, "--threads", "1"]
-        join += ["--memory", str(self.memory), "--name", f"w{self.number}-{self.identities}"]
+        join += ["--memory", str(self.memory), "--name", self.name]
         command = (
             [sys.executable, "-P", "-m", "worker"] if not fault else [sys.executable, "-P", str(FAULTY), fault, "--"]
         )
@@ -148,10 +158,21 @@ class Place:
 
 
 class Trouble(threading.Thread):
-    """Makes trouble until it is told to stop. Everything random comes of one seed."""
+    """Makes trouble until it is told to stop. Everything random comes of one seed.
 
-    def __init__(self, places: Sequence[Place], invite: Callable[[int], str], seed: int, every_s: float) -> None:
+    `is_asked` says of a worker's name whether a call is in flight there: kills wait a moment for one.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        invite: Callable[[int], str],
+        is_asked: Callable[[str], bool],
+        seed: int,
+        every_s: float,
+    ) -> None:
         super().__init__(daemon=True)
+        self._is_asked = is_asked
         self._places, self._invite, self._random, self._every_s = places, invite, random.Random(seed), every_s  # noqa: S311
         self._end = threading.Event()
         self.made = Counter[str]()
@@ -163,7 +184,11 @@ class Trouble(threading.Thread):
             place, kind = self._random.choice(self._places), self._random.choice(kinds)
             self.made[kind] += 1
             if kind == "kill":
+                give_up = time.monotonic() + 0.1
+                while not (is_asked := self._is_asked(place.name)) and time.monotonic() < give_up:
+                    time.sleep(0.0002)
                 place.end()
+                self.made["kill with a call in flight"] += is_asked
                 place.start(self._invite)
             elif kind == "stop" and place.process is not None:
                 place.process.send_signal(signal.SIGSTOP)
@@ -195,15 +220,43 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class Undisturbed:
+    """Experts in this process, each computed in the class that a map gives it: what the swarm's bits have to be."""
+
+    is_here = False
+    busiest_ns = 0
+    class_changes: Sequence[Any] = ()
+
+    def __init__(self, model: Model, sources: Mapping[str, LocalExperts], classes: ClassMap) -> None:
+        self._model, self._sources, self._classes = model, sources, classes
+
+    def send(self, layer: int, x: F32, ids: I32) -> F32:
+        """Each class's rows, put together."""
+        kinds = np.array(self._classes.experts[layer])[ids]
+        rows = np.empty((*ids.shape, self._model.expert_width(layer)), np.float32)
+        for kind, source in self._sources.items():
+            if (kinds == kind).any():
+                rows[kinds == kind] = source.send(layer, x, ids)[kinds == kind]
+        return rows
+
+    def ready(self, ticket: F32) -> bool:
+        """Always."""
+        return True
+
+    def wait(self, ticket: F32) -> F32:
+        """The rows."""
+        return ticket
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
+
+
 def judged(answer: Answer, expected: Sequence[str]) -> str:
-    """`right`, `changed`, or `class changed` where the tokens differ from one on that a new map explains."""
-    first = next(
-        (i for i, pair in enumerate(zip(answer.logits_sha256, expected, strict=False)) if pair[0] != pair[1]), None
-    )
-    if first is None:
-        return "right" if len(answer.logits_sha256) == len(expected) else "changed"
-    tokens = [change.token for change in answer.class_changes]
-    return "class changed" if tokens and first >= min(tokens) else "changed"
+    """`right`, `changed`, or `class changed`: right up to the token from which a new map holds, which it tells."""
+    end = min((change.token for change in answer.class_changes), default=len(expected))
+    if answer.logits_sha256[:end] != list(expected[:end]) or len(answer.logits_sha256) != len(expected):
+        return "changed"
+    return "right" if answer.logits_sha256 == expected else "class changed"
 
 
 def main() -> int:
@@ -228,7 +281,19 @@ def main() -> int:
     tokenizer = load_tokenizer(model.gguf.metadata, "demo")
     options = GenerateOptions(max_tokens=args.tokens, ignore_eos=True, digest=True)
     prompts = [tokenizer.encode(text) for text in PROMPTS]
-    alone = Engine(model, model.local_experts, context=512)
+    sources = {str(model.numeric_class): model.local_experts}
+    if "i16" in kinds:
+        other = make_backend("native", Options(activations="i16"))
+        weights = lambda layer: {e: model.expert(layer, e) for e in range(model.expert_count(layer))}  # noqa: E731
+        sources[str(other.numeric_class)] = LocalExperts(other, weights)
+    known = dict[tuple[str, int], list[str]]()  #: digests of the undisturbed run by class map and prompt
+
+    def expected(classes: ClassMap, number: int) -> list[str]:
+        if (classes.digest, number) not in known:
+            alone = Engine(model, Undisturbed(model, sources, classes), context=512)
+            known[classes.digest, number] = alone.generate(prompts[number], tokenizer, options).logits_sha256
+        return known[classes.digest, number]
+
     half = sum(map(sum, expert_bytes(model).values())) * 55 // 100
 
     with ExitStack() as stack:
@@ -251,19 +316,18 @@ def main() -> int:
         while [r.state for r in swarm.report()].count("serving") < len(places):
             swarm.serve_due(0.1)
         engine = Engine(model, swarm, context=512)
-        if len(set(kinds)) == 1:
-            expected = [alone.generate(ids, tokenizer, options).logits_sha256 for ids in prompts]
-        trouble = Trouble(places, invite, args.seed, args.every)
+
+        def is_asked(name: str) -> bool:
+            member = swarm._dispatcher._members.get(name)
+            return member is not None and bool(member.in_flight)
+
+        trouble = Trouble(places, invite, is_asked, args.seed, args.every)
         trouble.start()
         found, memory, started, done = Counter[str](), dict[int, int](), time.monotonic(), 0
         while done < args.generations:
-            if (
-                len(set(kinds)) > 1
-            ):  # each map has its own bits: what an answer is held to is made on the map it began with
-                swarm.serve_due(0)
-            number = done % len(prompts)
+            number, classes = done % len(prompts), swarm.class_map
             answer = engine.generate(prompts[number], tokenizer, options)
-            found["lost" if len(answer.ids) < args.tokens else judged(answer, expected[number])] += 1
+            found["lost" if len(answer.ids) < args.tokens else judged(answer, expected(classes, number))] += 1
             done += 1
             swarm.serve_due(0)
             if done in (WARM_UP, args.generations):
@@ -279,7 +343,9 @@ def main() -> int:
             "workers": len(swarm.report()),
             "dropped": swarm.dropped,
             "refused": swarm.refused,
-            "computed_locally": swarm.local_calls,
+            "retried": sum(report.tally.retried for report in swarm.report()),
+            "hedges": sum(report.tally.hedged_won + report.tally.hedged_lost for report in swarm.report()),
+            "computed_locally": swarm.local_causes(),
             "class_changes": len(swarm.class_changes),
             "memory_bytes": memory,
         }

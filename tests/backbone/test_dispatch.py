@@ -546,6 +546,14 @@ def test_no_hedge_leaves_the_class() -> None:
     assert dispatcher.class_map == before
 
 
+def test_no_hedge_leaves_the_class_that_a_call_was_asked_under() -> None:
+    dispatcher, _ = late(("b", OURS, B), theirs=True)
+    (second,) = sent(issue(dispatcher, {0: 1}, 2, LATER_S))
+    assert isinstance(dispatcher.unsent(second.seq, LATER_S)[0], NewMap)  # expert 0 is ours from now on, and `b` has it
+    assert [c.worker for c in sent(issue(dispatcher, {0: 1}, 3, LATER_S))] == ["b"]
+    assert dispatcher.ticked(LATER_S) == []
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_of_a_call_and_its_hedge_one_may_fail(first: str) -> None:
     dispatcher, call = late(("b", OURS, B))

@@ -195,7 +195,7 @@ def test_a_layer_serves_as_soon_as_it_is_loaded_and_until_it_is_let_go() -> None
     assert [c.worker for c in sent(issue(dispatcher, {0: 1, 1: 1}))] == ["a"]
     dispatcher.loaded("b", 0, 9, (1, 2))
     calls = {c.worker: c for c in sent(issue(dispatcher, {0: 1, 1: 1, 2: 1}, ticket=2))}
-    assert (calls["b"].experts, calls["b"].epoch) == ((1, 2), 9)
+    assert (sorted(calls["b"].experts), calls["b"].epoch) == ([1, 2], 9)
     # Asked for fewer from now on; what is under way counts, of the old epoch or of the new.
     dispatcher.kept("b", 0, (2,))
     assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=3))] == ["a"]
@@ -544,6 +544,14 @@ def test_no_hedge_leaves_the_class() -> None:
     dispatcher, _ = late(("b", THEIRS, B), theirs=True)
     assert [c.worker for c in sent(dispatcher.ticked(LATER_S))] == ["b"]
     assert dispatcher.class_map == before
+
+
+def test_no_hedge_leaves_the_class_that_a_call_was_asked_under() -> None:
+    dispatcher, _ = late(("b", OURS, B), theirs=True)
+    (second,) = sent(issue(dispatcher, {0: 1}, 2, LATER_S))
+    assert isinstance(dispatcher.unsent(second.seq, LATER_S)[0], NewMap)  # expert 0 is ours from now on, and `b` has it
+    assert [c.worker for c in sent(issue(dispatcher, {0: 1}, 3, LATER_S))] == ["b"]
+    assert dispatcher.ticked(LATER_S) == []
 
 
 @pytest.mark.parametrize("first", ["a", "b"])

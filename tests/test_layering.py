@@ -26,7 +26,7 @@ THIRD_PARTY = {
     "kernels": {"numpy"},
     "worker": {"numpy", "zmq", "msgpack"},
     "backbone": {"numpy", "zmq", "msgpack", "tokenizers", "jinja2", "segno"},
-    "backbone.server": {"starlette", "uvicorn", "prometheus_client"},
+    "backbone.server": {"starlette", "uvicorn", "h11", "prometheus_client"},
 }
 #: What only an extra brings: each is imported by the one module of a package that binds it, in a function.
 EXTRAS = {

@@ -352,9 +352,8 @@ class WorkerState:
         return dropped
 
     def _is_coming(self, sha256: bytes) -> bool:
-        return any(each.sha256 == sha256 for each in self._in_flight) or any(
-            each.sha256 == sha256 for each in self._wanted
-        )
+        in_flight, wanted = self._in_flight, self._wanted
+        return any(fetch.sha256 == sha256 for fetch in in_flight) or any(rest.sha256 == sha256 for rest in wanted)
 
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)

@@ -22,7 +22,7 @@ from mutations import mutated
 from swarm_kit import ask, some_rows
 from wire import tensors_of
 
-from backbone.gate import Gate
+from backbone.gate import Gate, Sent
 from backbone.local_workers import WorkerSpec, start_worker
 from backbone.weights import SliceServer
 from protocol import PROTOCOL_VERSION
@@ -253,6 +253,7 @@ class Hostile:
         self.calls = self.weights = b""
         self.epoch = 0
         self.heard: list[tuple[Any, Any]] = []
+        self.is_alive: Any = lambda: True
         self.pieces = self.slices.grant("w", 0, range(house.model.experts), by_path=False)
 
     def pump(self, timeout_ms: int = 0) -> None:
@@ -278,6 +279,7 @@ class Hostile:
     def wait(self, is_so: Any) -> Any:
         give_up = time.monotonic() + 60
         while not (found := is_so()):
+            assert self.is_alive(), "the worker has ended"
             assert time.monotonic() < give_up, self.heard[-3:]
             self.pump(50)
         return found
@@ -313,16 +315,27 @@ class Hostile:
         self.gate.send(rng.choice((self.calls, self.calls, self.weights)), frames)
         return 1
 
+    def _synchronise(self) -> None:
+        """Ask for what it answers at once, again if its connection broke, as on a busy machine it may."""
+        frames, route = encode(Run(1 << 40, 1 << 40, 9), tensors_of(Run(1, 1, 1))), b""
+
+        def is_answered() -> bool:
+            nonlocal route
+            if route != self.calls and self.gate.send(self.calls, frames) is Sent.OK:
+                route = self.calls
+            return any(isinstance(message, Failed) and message.seq == 1 << 40 for message, _ in self.heard)
+
+        self.wait(is_answered)
+
     def fuzz(self, watch: Watch, is_alive: Any, rng: random.Random) -> None:
         """So many messages; then it has to serve as ever."""
+        self.is_alive = is_alive
         self.wait(lambda: self.calls and self.weights)
         going_on = True
         while going_on:
             going_on = watch.count(sum(self.attack(rng) for _ in range(20)))
-            self.gate.send(self.calls, encode(Run(1 << 40, 1 << 40, 9), tensors_of(Run(1, 1, 1))))
-            self.answer(Failed, seq=1 << 40)  # it is as far as this
+            self._synchronise()  # it is as far as this
             self.heard.clear()
-            assert is_alive()
         watch.end()
         self.epoch += 1
         self.gate.send(self.calls, encode(Assign(self.epoch, 0, "silu", self.pieces)))
@@ -344,6 +357,9 @@ def test_worker_local_by_a_hostile_backbone(house: House, count: int) -> None:
         gate.admit(worker.public_key)
         hostile = Hostile(house, gate)
         hostile.fuzz(Watch(count, worker.pid), lambda: not worker.has_ended(), random.Random(4))
+    except AssertionError:
+        print(worker.has_ended(), worker.last_line(), gate.refused)
+        raise
     finally:
         worker.stop()
         gate.close()
@@ -358,7 +374,7 @@ def test_worker_join_by_a_hostile_backbone(house: House, tmp_path: Path, count: 
             door.pump(lambda: door.book.invites.workers)
             hostile = Hostile(house, door.gate)
             hostile.fuzz(Watch(count, joiner.process.pid), lambda: not joiner.has_ended(), random.Random(5))
-            lines = joiner.told().splitlines()
+            lines = [line for line in joiner.told().splitlines() if not line.startswith("experts: ")]  # its progress
             assert "Traceback" not in joiner.told()
             assert len(lines) < 200, lines[:20]
     finally:

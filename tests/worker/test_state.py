@@ -38,7 +38,7 @@ from worker.actions import (
     SendHello,
     Store,
 )
-from worker.state import UNSTORED_BYTES, Phase, WorkerState
+from worker.state import MOST_EPOCHS, UNSTORED_BYTES, Phase, WorkerState
 
 
 def sha(number: int) -> bytes:
@@ -449,3 +449,23 @@ def test_an_assignment_that_fails_leaves_the_one_before() -> None:
     state.session_began()
     state.welcomed(Welcome("w"))
     assert state.asked(Run(7, 1, 0)) == [Send(Failed(7, 1, "no experts of layer 0 are held here"))]
+
+
+def test_a_slice_of_any_size_takes_no_memory_before_it_comes() -> None:
+    state, most = serving(), 1 << 40
+    asked = fetches(state.assigned(assign(1, 0, 1, 2), [most, most]))
+    assert [(f.offset, f.length) for f in asked] == [(i * CHUNK_BYTES, CHUNK_BYTES) for i in range(CHUNKS_IN_FLIGHT)]
+    assert len(state._wanted) + len(state._in_flight) <= 2 + CHUNKS_IN_FLIGHT
+    (after,) = fetches(state.chunk_came(sha(1), 0, CHUNK_BYTES))
+    assert (after.sha256, after.offset) == (sha(1), CHUNKS_IN_FLIGHT * CHUNK_BYTES)
+
+
+def test_assignments_without_end_are_forgotten() -> None:
+    state = serving()
+    state._here.add(sha(1))
+    for epoch in range(1, 3 * MOST_EPOCHS):
+        state.assigned(assign(epoch, 0, 1), [4], [4])
+        state.slice_right(sha(1))
+        state.loaded(assign(epoch, 0, 1))
+    assert len(state._layers[0].epochs) == MOST_EPOCHS
+    assert of(Compute, state.asked(Run(1, 3 * MOST_EPOCHS - 1, 0)))

@@ -7,8 +7,8 @@
 benchmarks/wan.py carries their frames. Needs root and /dev/net/tun. Workers have the model's file (`--model`), so that
 only calls and rows cross. What the relay itself does, a round trip and a bulk transfer, is measured beside it.
 
-Predicted, after notes of others and without any overlap: compute + layers x round trip + bytes / rate. Compute is
-what the same run measures at no delay (profile `none`), so that its own row is true by construction; the round trip is
+Predicted, without any overlap: compute + layers x round trip + bytes / rate. Compute is what the same run measures at
+no delay (profile `none`, the least of its runs, which other work on the machine disturbed least); the round trip is
 the measured one beyond `none`'s; the rate is the profile's, or the bulk transfer's where that is less. Bytes are those
 of our frames: what is on the wire beside them (TCP, Ethernet, CURVE, acknowledgements) shows in the column `wire`.
 
@@ -244,8 +244,9 @@ class Network:
                     total += len(taker.recv(1 << 20))
                 seconds = time.perf_counter() - started
             over.set()
-            taker.shutdown(socket.SHUT_RDWR)
-            sender.shutdown(socket.SHUT_RDWR)
+            for end in (taker, sender):
+                with contextlib.suppress(OSError):  # what was under way may have ended it
+                    end.shutdown(socket.SHUT_RDWR)
             thread.join(END_S)
         return total / seconds
 
@@ -313,22 +314,25 @@ class Swarm:
             0, "backbone", "serve", "-m", str(self._model), "--workers", "0", "-c", str(self._context),
             "--threads", str(threads), "--listen", f"{self._net.address(0)}:{PORT}", "--http", "127.0.0.1:0",
         )  # fmt: skip
+        # Made before the server is there: it looks into its book of invites only now and then, and refuses till then.
+        invite = self._folder / "invite"
+        self.backbone_quiet(
+            "invite", "--uses", str(workers), "--out", str(invite), "--listen", f"{self._net.address(0)}:{PORT}"
+        )
         with ExitStack() as stack:
             started = stack.enter_context(process(serve, self._environ("backbone"), log, stdout=subprocess.PIPE))
             assert started.stdout is not None
             if " is served on " not in started.stdout.readline():
                 raise CannotMeasure(f"backbone serve: {_last_line(log)}")
-            invite = self._folder / "invite"
-            invite.unlink(missing_ok=True)
-            self.backbone_quiet("invite", "--uses", str(workers), "--out", str(invite))
+            joined = list[subprocess.Popen[str]]()
             for number in range(1, workers + 1):
                 name = f"worker-{number}"
                 join = self._command(
                     number, "worker", "join", "--from", str(invite), "--name", name, "--backend", "native",
                     "--threads", str(threads), "--model", str(self._model),
                 )  # fmt: skip
-                stack.enter_context(process(join, self._environ(name), self._folder / f"{name}.log"))
-            self._until_held(workers)
+                joined.append(stack.enter_context(process(join, self._environ(name), self._folder / f"{name}.log")))
+            self._until_held(joined)
             yield
 
     def backbone_quiet(self, *args: str) -> None:
@@ -340,17 +344,17 @@ class Swarm:
         if done.returncode:
             raise CannotMeasure(f"backbone {args[0]}: {done.stderr.strip()[-200:]}")
 
-    def _until_held(self, workers: int) -> None:
+    def _until_held(self, joined: Sequence[subprocess.Popen[str]]) -> None:
         give_up, before, same = time.monotonic() + READY_S, list[int](), 0
-        while True:
+        while same < STEADY:
             held = [w["experts"] for w in self._workers() if w["state"] == "serving" and w["experts"]]
-            same = same + 1 if len(held) == workers and held == before else 0
-            if same == STEADY:
-                return
+            same = same + 1 if len(held) == len(joined) and held == before else 0
             before = held
+            for number, each in enumerate(joined, 1):
+                if each.poll() is not None:
+                    raise CannotMeasure(f"worker-{number} ended: {_last_line(self._folder / f'worker-{number}.log')}")
             if time.monotonic() > give_up:
-                said = "; ".join(_last_line(self._folder / f"worker-{n}.log") for n in range(1, workers + 1))
-                raise CannotMeasure(f"after {READY_S:g} s {len(held)} of {workers} workers serve: {said}")
+                raise CannotMeasure(f"after {READY_S:g} s {len(held)} of {len(joined)} workers serve")
 
     def _workers(self) -> list[dict[str, Any]]:
         server = json.loads(self.backbone("status", "--json"))["server"]
@@ -379,10 +383,12 @@ class Figures:
     round_trip_s: float
     bulk_bytes_per_s: float
     token_s: float
+    token_least_s: float
     token_predicted_s: float
     token_frame_bytes: float
     token_wire_bytes: float
     first_s: float
+    first_least_s: float
     first_predicted_s: float
     first_frame_bytes: float
     first_wire_bytes: float
@@ -397,9 +403,11 @@ class Raw:
     round_trip_s: float
     bulk_bytes_per_s: float
     token_s: float
+    token_least_s: float
     token_wire: float
     token: Work
     first_s: float
+    first_least_s: float
     first_wire: float
     first: Work
     failures: list[str]
@@ -417,6 +425,9 @@ def measure(swarm: Swarm, net: Network, layers: int, width: int, prompt: int, de
     def total(answer: dict[str, Any], what: str) -> int:
         return sum(int(w[what]) for w in answer["workers"])
 
+    # The first token comes of the prompt: there is a step less than there are tokens.
+    of_tokens = [a["timings"]["decode"]["seconds"] / decode for a in token]
+    of_first = [a["timings"]["prompt"]["seconds"] for a in first]
     steps = decode + 1  # and the prompt's one token: all of them are steps of one row
     calls, rows = (statistics.median(total(a, what) for a in token) for what in ("calls", "rows"))
     token_work = work_of(
@@ -435,11 +446,12 @@ def measure(swarm: Swarm, net: Network, layers: int, width: int, prompt: int, de
     return Raw(
         round_trip_s=net.round_trip_s(),
         bulk_bytes_per_s=net.bulk_bytes_per_s(),
-        # The first token comes of the prompt: there is a step less than there are tokens.
-        token_s=statistics.median(a["timings"]["decode"]["seconds"] for a in token) / decode,
+        token_s=statistics.median(of_tokens),
+        token_least_s=min(of_tokens),
         token_wire=statistics.median(a["wire_bytes"] for a in token) / steps,
         token=token_work,
-        first_s=statistics.median(a["timings"]["prompt"]["seconds"] for a in first),
+        first_s=statistics.median(of_first),
+        first_least_s=min(of_first),
         first_wire=statistics.median(a["wire_bytes"] for a in first),
         first=first_work,
         failures=[f"{w['name']}: {reason}" for a in (*first, *token) for w in a["workers"] for reason in w["failures"]],
@@ -463,11 +475,13 @@ def beside_prediction(name: str, profile: Profile, raw: Raw, base: Raw) -> Figur
         round_trip_s=raw.round_trip_s,
         bulk_bytes_per_s=raw.bulk_bytes_per_s,
         token_s=raw.token_s,
-        token_predicted_s=predicted(raw.token, base.token_s),
+        token_least_s=raw.token_least_s,
+        token_predicted_s=predicted(raw.token, base.token_least_s),
         token_frame_bytes=raw.token.bytes_out + raw.token.bytes_back,
         token_wire_bytes=raw.token_wire,
         first_s=raw.first_s,
-        first_predicted_s=predicted(raw.first, base.first_s),
+        first_least_s=raw.first_least_s,
+        first_predicted_s=predicted(raw.first, base.first_least_s),
         first_frame_bytes=raw.first.bytes_out + raw.first.bytes_back,
         first_wire_bytes=raw.first_wire,
         failures=raw.failures,
@@ -490,21 +504,21 @@ def as_text(name: str, found: Sequence[Figures], args: argparse.Namespace) -> st
     rows: list[tuple[str, ...]] = [
         (
             "network", "round trip ms", "Mbit/s",
-            "token ms", "predicted", "KB frames", "KB wire",
-            f"{args.prompt} tokens s", "predicted", "MB frames", "MB wire",
+            "token ms", "least", "predicted", "KB frames", "KB wire",
+            f"{args.prompt} tokens s", "least", "predicted", "MB frames", "MB wire",
         )
     ]  # fmt: skip
     for f in found:
         rows.append(
             (
                 f.profile, f"{f.round_trip_s * 1e3:.2f}", f"{f.bulk_bytes_per_s * 8 / 1e6:.0f}",
-                f"{f.token_s * 1e3:.1f}", f"{f.token_predicted_s * 1e3:.1f}",
+                f"{f.token_s * 1e3:.1f}", f"{f.token_least_s * 1e3:.1f}", f"{f.token_predicted_s * 1e3:.1f}",
                 f"{f.token_frame_bytes / 1e3:.1f}", f"{f.token_wire_bytes / 1e3:.1f}",
-                f"{f.first_s:.2f}", f"{f.first_predicted_s:.2f}",
+                f"{f.first_s:.2f}", f"{f.first_least_s:.2f}", f"{f.first_predicted_s:.2f}",
                 f"{f.first_frame_bytes / 1e6:.1f}", f"{f.first_wire_bytes / 1e6:.1f}",
             )
         )  # fmt: skip
-    lines = [f"{name}, {args.workers} workers, medians of {args.runs}", table(rows)]
+    lines = [f"{name}, {args.workers} workers, medians and least of {args.runs} runs", table(rows)]
     for f in found:
         if f.computed_locally:
             lines.append(f"{f.profile}: {f.computed_locally} expert calls were computed by the backbone")
@@ -519,11 +533,16 @@ def one_model(model: Path, args: argparse.Namespace, folder: Path) -> list[Figur
     raw: dict[str, Raw] = {}
     for profile in args.profiles:
         place = Path(tempfile.mkdtemp(dir=folder))
-        print(f"{model.name}: {profile}", file=sys.stderr, flush=True)
         with namespaces(names), network(names, PROFILES[profile], place / "wan.log") as net:
             swarm = Swarm(net, model, place, args.prompt, args.decode)
             with swarm.up(args.workers, args.threads):
-                raw[profile] = measure(swarm, net, layers, width, args.prompt, args.decode, args.runs)
+                raw[profile] = found = measure(swarm, net, layers, width, args.prompt, args.decode, args.runs)
+        print(
+            f"{model.name}: {profile}: {found.token_s * 1e3:.1f} ms a token, {found.first_s:.2f} s to the first of "
+            f"{args.prompt}",
+            file=sys.stderr,
+            flush=True,
+        )
     return [beside_prediction(name, PROFILES[name], found, raw["none"]) for name, found in raw.items()]
 
 

@@ -11,6 +11,7 @@ input is the end. Python moves some 10^4 frames a second: where no rate is given
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import heapq
 import json
@@ -145,6 +146,8 @@ def main() -> int:
     except (OSError, subprocess.SubprocessError, TypeError) as error:
         print(f"wan.py: error: {error}; it needs root, /dev/net/tun, and namespaces that are there", file=sys.stderr)
         return 2
+    with contextlib.suppress(OSError):  # a wire does not wait for a core
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     print("ready", flush=True)
     relay(found, switch)
     return 0

@@ -54,8 +54,8 @@ def test_what_a_token_sends_and_what_the_network_makes_of_it() -> None:
 def raw(trip_s: float, bulk: float, token_s: float) -> networks.Raw:  # type: ignore[name-defined]
     work = networks.Work(layers=4, bytes_out=1e5, bytes_back=1e5)
     return networks.Raw(
-        round_trip_s=trip_s, bulk_bytes_per_s=bulk, token_s=token_s, token_wire=0, token=work,
-        first_s=token_s, first_wire=0, first=work, failures=[], computed_locally=0,
+        round_trip_s=trip_s, bulk_bytes_per_s=bulk, token_s=2 * token_s, token_least_s=token_s, token_wire=0, token=work,
+        first_s=2 * token_s, first_least_s=token_s, first_wire=0, first=work, failures=[], computed_locally=0,
     )  # fmt: skip
 
 

@@ -254,6 +254,7 @@ class Hostile:
         self.epoch = 0
         self.heard: list[tuple[Any, Any]] = []
         self.is_alive: Any = lambda: True
+        self.is_synchronous = False  #: it has answered to what was sent last
         self.pieces = self.slices.grant("w", 0, range(house.model.experts), by_path=False)
 
     def pump(self, timeout_ms: int = 0) -> None:
@@ -273,6 +274,8 @@ class Hostile:
                 data = self.slices.read("w", message) or bytes(message.length)
                 chunk = Chunk(message.sha256, message.offset)
                 self.gate.send(route, encode(chunk, [Tensor(DType.U8, (len(data),), data)]))
+            elif isinstance(message, Failed) and message.seq == 1 << 40:
+                self.is_synchronous = True
             else:
                 self.heard = [*self.heard[-20:], (message, [(t.shape, bytes(t.data)) for t in tensors])]
 
@@ -317,13 +320,14 @@ class Hostile:
 
     def _synchronise(self) -> None:
         """Ask for what it answers at once, again if its connection broke, as on a busy machine it may."""
+        self.is_synchronous = False
         frames, route = encode(Run(1 << 40, 1 << 40, 9), tensors_of(Run(1, 1, 1))), b""
 
         def is_answered() -> bool:
             nonlocal route
             if route != self.calls and self.gate.send(self.calls, frames) is Sent.OK:
                 route = self.calls
-            return any(isinstance(message, Failed) and message.seq == 1 << 40 for message, _ in self.heard)
+            return self.is_synchronous
 
         self.wait(is_answered)
 

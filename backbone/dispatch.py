@@ -23,11 +23,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
+from .calls import (
+    Action,
+    Call,
+    Cause,
+    Complete,
+    ComputeLocally,
+    Fill,
+    Flight,
+    Held,
+    Member,
+    NewMap,
+    ReportDropped,
+    ReportLost,
+    Send,
+    Spare,
+    Standing,
+    Suspicion,
+    Ticket,
+)
+from .choice import choose_among
 from .class_map import ClassMap
-from .pace import Pace
 from .tally import Tally
 
 HEDGE_S = 0.05  #: no call is hedged before
@@ -35,197 +52,9 @@ HEDGE_FACTOR = 4.0  #: nor before so many times what it takes at most
 LATE_S = 10.0  #: no deadline of a call that was measured is shorter (but for a shorter one that is set)
 LATE_FACTOR, LATE_SLACK_S = 10.0, 1.0  #: nor shorter than so many times what it takes at most, and this
 SHUNNED_S = 64.0  #: a straggler is chosen last for 1 s, 2 s, 4 s ... and at most so long
-STALE_S = 30.0  #: how long a worker's pace is believed, when it is compared with others'
-_LAST = 1e9  #: seconds; behind whoever has less
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one worker is asked for of a ticket."""
-
-    seq: int
-    ticket: int
-    worker: str
-    layer: int
-    epoch: int
-    experts: tuple[int, ...]
-    pairs: int  #: rows that the answer has
-    width: int  #: values that each of them has
-    deadline_s: float
-
-
-# ---- actions
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send the call to its worker, without blocking; report `unsent` or `lost` when it does not go."""
-
-    call: Call
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """The rows that came are the call's: put them in place."""
-
-    call: Call
-    only: tuple[int, ...] | None = None  #: of its experts, when others have done the rest
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeLocally:
-    """Compute these experts here, and report each as `computed`."""
-
-    ticket: int
-    layer: int
-    experts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """These experts need not be computed here any more."""
-
-    ticket: int
-    experts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Every row of the ticket is in place."""
-
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportLost:
-    """A worker gets no more calls. One that is not trusted may not come back in this run either."""
-
-    worker: str
-    session: int  #: which one ended; another may have begun since
-    reason: str
-    is_trusted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NewMap:
-    """Of these (layer, expert) no member of the class is left: they are of the backbone's class from here on."""
-
-    experts: tuple[tuple[int, int], ...]
-    before: ClassMap
-    after: ClassMap
-
-
-@dataclass(frozen=True, slots=True)
-class ReportDropped:
-    """An answer that nobody waits for: too late, twice, or never asked for."""
-
-    worker: str
-    reason: str
-
-
-Action = Send | Fill | ComputeLocally | Spare | Complete | ReportLost | NewMap | ReportDropped
-
-
-class Standing(Enum):
-    """Whether a worker gets calls."""
-
-    SERVING = "serving"
-    STALLED = "stalled"  #: its queue is full; it serves again when it answers
-    SUSPECT = "suspect"  #: it sent rows that are not finite; whose fault that is will be seen
-    LOST = "lost"
-
-
-class Cause(Enum):
-    """Why the backbone computes what a worker might have."""
-
-    UNHELD = "unheld"  #: no worker of the class serves it
-    LOST = "lost"  #: the worker died, left, or its connection is gone
-    LATE = "late"  #: the deadline passed
-    GARBAGE = "garbage"
-    NOT_FINITE = "not finite"
-    REFUSED = "refused"
-    STALLED = "stalled"
-    HEDGED = "hedged"  #: it took long, and whoever was first counted
-    STRAGGLING = "straggling"  #: whoever holds it has not answered a call that was hedged before
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Experts of a layer that a worker has loaded, and the epoch of their assignment."""
-
-    epoch: int
-    experts: frozenset[int]
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker as the dispatcher sees it, in one session of it."""
-
-    name: str
-    numeric_class: str
-    session: int
-    holds: dict[int, Held] = field(default_factory=dict)  #: by layer
-    standing: Standing = Standing.SERVING
-    in_flight: set[int] = field(default_factory=set)
-    pace: Pace = field(default_factory=Pace)
-    heard_s: float = -math.inf  #: when it answered last
-    free_s: float = -math.inf  #: when it has done all that it was asked for, as far as that is known
-    strays: int = 0  #: calls in flight that others, who were asked too, did first
-    late: int = 0  #: calls that another did first, since the last that it answered in time
-    shunned_until_s: float = -math.inf
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A call until its worker answers."""
-
-    call: Call
-    sent_s: float
-    hedge_s: float  #: when others are asked too; infinite when they were, or are not to be
-    due_s: float  #: that, or the call's deadline
-    is_hedged: bool = False
-    is_stray: bool = False  #: others have done all of it
-
-
-@dataclass(slots=True)
-class _Suspicion:
-    """A member's rows were not finite, of experts of which some have yet to be done by somebody else."""
-
-    member: Member
-    reason: str
-    experts: set[int]
-
-
-@dataclass(slots=True)
-class _Ticket:
-    """What a layer asked for."""
-
-    layer: int
-    load: Mapping[int, int]  #: expert to its rows
-    width: int
-    left: set[int]  #: experts that are not done yet
-    here: set[int] = field(default_factory=set)  #: of these, those that are to be computed here
-    checked: set[int] = field(default_factory=set)  #: those computed here, of another class than ours: finite
-    suspicions: list[_Suspicion] = field(default_factory=list)
-    is_hedged: bool = False
-
-
-def choose(holders: Sequence[Member], rows: int, busy_s: Mapping[str, float], s_per_row: Mapping[str, float]) -> Member:
-    """The holder of an expert that gets its rows: the one that will have done them first, of equals the first.
-
-    All holders are of one numeric class, so that the choice cannot change a bit.
-    """
-    if len(holders) == 1:
-        return holders[0]
-    best, least = holders[0], math.inf
-    for member in holders:
-        done_s = busy_s.get(member.name, 0.0) + rows * s_per_row[member.name]
-        if done_s < least:
-            best, least = member, done_s
-    return best
-
-
-def _unclear(asked: _Ticket) -> set[int]:
+def _unclear(asked: Ticket) -> set[int]:
     """Experts of a ticket of which somebody gave rows that were not finite, and nobody others yet."""
     return {expert for suspicion in asked.suspicions for expert in suspicion.experts}
 
@@ -243,8 +72,8 @@ class Dispatcher:
         self._members: dict[str, Member] = {}
         self._tallies: dict[str, Tally] = {}
         self._holders: dict[tuple[int, int], list[Member]] = {}  #: (layer, expert) to those that serve it
-        self._calls: dict[int, _Flight] = {}
-        self._open: dict[int, _Ticket] = {}
+        self._calls: dict[int, Flight] = {}
+        self._open: dict[int, Ticket] = {}
         self._seq = 0
 
     # ---- questions
@@ -319,7 +148,7 @@ class Dispatcher:
         """A layer asks for experts, each for so many rows (expert to rows), each row to have `width` values."""
         if not load:
             return [Complete(ticket)]
-        self._open[ticket] = _Ticket(layer, load, width, left=set(load))
+        self._open[ticket] = Ticket(layer, load, width, left=set(load))
         return self._given_out(ticket, tuple(load), now_s, Cause.UNHELD)
 
     def answered(
@@ -446,7 +275,7 @@ class Dispatcher:
             actions += self._settled(ticket, now_s)
         return actions
 
-    def _handed_over(self, flight: _Flight, now_s: float, cause: Cause) -> list[Action]:
+    def _handed_over(self, flight: Flight, now_s: float, cause: Cause) -> list[Action]:
         """Whoever was asked does not do a call. An answer to it that still comes is dropped."""
         self._end(flight)
         if flight.is_stray:
@@ -465,7 +294,7 @@ class Dispatcher:
 
     # ---- inside: hedges
 
-    def _hedged(self, flight: _Flight, now_s: float) -> list[Action]:
+    def _hedged(self, flight: Flight, now_s: float) -> list[Action]:
         """A call takes long: others of the class, or the backbone if it is the only other of the class, do it too."""
         call = flight.call
         flight.hedge_s, flight.due_s = math.inf, call.deadline_s
@@ -485,13 +314,13 @@ class Dispatcher:
             return []
         flight.is_hedged = asked.is_hedged = True
         chosen: dict[str, list[int]] = {}
-        self._choose_among(others, asked.load, chosen, now_s)
+        choose_among(others, asked.load, chosen, self._members, self._calls.values(), now_s)
         actions: list[Action] = [
             Send(self._call(call.ticket, name, mine, now_s, is_hedge=True)) for name, mine in chosen.items()
         ]
         return actions + (self._here(call.ticket, here, Cause.HEDGED) if here else [])
 
-    def _astray(self, ticket: int, asked: _Ticket, now_s: float) -> None:
+    def _astray(self, ticket: int, asked: Ticket, now_s: float) -> None:
         """Calls of which nothing is left to do are waited for no more."""
         for flight in self._calls.values():
             call = flight.call
@@ -508,13 +337,13 @@ class Dispatcher:
 
     # ---- inside: rows that are not finite
 
-    def _suspected(self, member: Member, flight: _Flight, now_s: float) -> list[Action]:
+    def _suspected(self, member: Member, flight: Flight, now_s: float) -> list[Action]:
         """Others do the experts, to see whose fault it is; where one has failed at them before, the backbone does."""
         call = flight.call
         asked = self._open[call.ticket]
         before = _unclear(asked)
         reason = f"call {call.seq}, layer {call.layer}: rows that are not finite"
-        asked.suspicions.append(_Suspicion(member, reason, asked.left.intersection(call.experts) - asked.checked))
+        asked.suspicions.append(Suspicion(member, reason, asked.left.intersection(call.experts) - asked.checked))
         if member.standing is not Standing.SUSPECT:
             member.standing = Standing.SUSPECT
             self._find_holders()
@@ -587,7 +416,7 @@ class Dispatcher:
             else:
                 chosen[name] = [expert]
         if several:
-            self._choose_among(several, load, chosen, now_s)
+            choose_among(several, load, chosen, self._members, self._calls.values(), now_s)
         actions: list[Action] = [Send(self._call(ticket, name, mine, now_s)) for name, mine in chosen.items()]
         # What is sent first runs while the rest is computed here.
         if slow:
@@ -603,43 +432,6 @@ class Dispatcher:
         asked.here.update(experts)
         self.computed_here[cause] += 1
         return [ComputeLocally(ticket, asked.layer, tuple(experts))]
-
-    def _choose_among(
-        self,
-        holders: Mapping[int, Sequence[Member]],
-        load: Mapping[int, int],
-        chosen: dict[str, list[int]],
-        now_s: float,
-    ) -> None:
-        """Add experts that several hold to what each is asked for already."""
-        rates = self._rates(now_s)
-        busy_s = self._busy_s(now_s, rates)
-        for name, given in chosen.items():
-            busy_s[name] += sum([load[expert] for expert in given]) * rates[name]
-        for expert, able in holders.items():
-            rows = load[expert]
-            name = choose(able, rows, busy_s, rates).name
-            busy_s[name] += rows * rates[name]
-            chosen.setdefault(name, []).append(expert)
-
-    def _rates(self, now_s: float) -> dict[str, float]:
-        """Seconds a row of each member; of whom nothing is known any more, or yet, the best is thought."""
-        known = {
-            name: member.pace.s_per_row if now_s - member.heard_s < STALE_S else 0.0
-            for name, member in self._members.items()
-        }
-        best = min([rate for rate in known.values() if rate], default=1.0)
-        return {name: rate or best for name, rate in known.items()}
-
-    def _busy_s(self, now_s: float, rates: Mapping[str, float]) -> dict[str, float]:
-        """Seconds that each member will be busy with what it was asked for; stragglers are busier than all others."""
-        busy = {
-            name: _LAST if member.strays or member.shunned_until_s > now_s else 0.0
-            for name, member in self._members.items()
-        }
-        for flight in self._calls.values():
-            busy[flight.call.worker] += flight.call.pairs * rates[flight.call.worker]
-        return busy
 
     def _taken_over(self, experts: Iterable[tuple[int, int]]) -> list[Action]:
         """Those of some (layer, expert) that nobody serves are of the backbone's class from here on."""
@@ -682,11 +474,11 @@ class Dispatcher:
             asked.width,
             deadline_s,
         )
-        self._calls[call.seq] = _Flight(call, now_s, hedge_s, min(hedge_s, deadline_s))
+        self._calls[call.seq] = Flight(call, now_s, hedge_s, min(hedge_s, deadline_s))
         member.in_flight.add(call.seq)
         return call
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, flight: Flight) -> None:
         member = self._members[flight.call.worker]
         del self._calls[flight.call.seq]
         member.in_flight.discard(flight.call.seq)

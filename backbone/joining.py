@@ -26,7 +26,8 @@ from protocol.messages import (
 )
 from protocol.schema import one_line
 
-from .dispatch import Action, Dispatcher
+from .calls import Action
+from .dispatch import Dispatcher
 from .gate import Gate, Sent
 from .placement import Candidate, Plan, class_of_experts
 from .roster import Assigned, Peer, Roster

@@ -41,7 +41,7 @@ class _Estimate:
 class Pace:
     """One worker's estimates."""
 
-    s_per_row: float = 0.0  #: smoothed over calls of any size; 0 while it is not known
+    s_per_row: float = 0.0  #: of computing, smoothed over calls of any size; 0 while it is not known
     _sizes: dict[tuple[int, int], _Estimate] = field(default_factory=dict)
 
     def answered(self, experts: int, rows: int, round_trip_s: float, since_last_s: float, compute_s: float) -> None:
@@ -59,7 +59,9 @@ class Pace:
             estimate = self._sizes[size] = _Estimate()
         estimate.add(taken_s)
         if estimate.answers > 0:
-            each_s, before_s = taken_s / rows, self.s_per_row
+            # What it computed, not how long that took to come: a call's own cost would make whoever gets few rows look
+            # slow, and get fewer still.
+            each_s, before_s = min(compute_s, round_trip_s) / rows, self.s_per_row
             if before_s:
                 each_s = before_s + _SMOOTH * (
                     (each_s if each_s < OUTLIER * before_s else OUTLIER * before_s) - before_s

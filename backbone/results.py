@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .dispatch import Cause
+from .calls import Cause
 from .engine import Answer
 from .roster import WorkerReport
 from .session import Session

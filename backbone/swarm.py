@@ -27,22 +27,9 @@ from protocol.messages import Drain, Refused, Rows, Run
 from protocol.schema import one_line
 
 from .batch import Batch
+from .calls import Action, Call, Cause, Complete, ComputeLocally, Fill, NewMap, ReportDropped, ReportLost, Send, Spare
 from .class_map import ClassMap, MapChange
-from .dispatch import (
-    HEDGE_S,
-    Action,
-    Call,
-    Cause,
-    Complete,
-    ComputeLocally,
-    Dispatcher,
-    Fill,
-    NewMap,
-    ReportDropped,
-    ReportLost,
-    Send,
-    Spare,
-)
+from .dispatch import HEDGE_S, Dispatcher
 from .door import Door
 from .errors import BackboneError
 from .gate import Gate, Sent
@@ -494,8 +481,14 @@ class Swarm:
 
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)
-        failed = peer.fail if lost.session == peer.session else peer.note
-        failed(lost.reason, is_trusted=lost.is_trusted)
+        if lost.session == peer.session:
+            peer.fail(lost.reason, is_trusted=lost.is_trusted)
+            # One that only took too long may be well again: it is to greet anew, when it reads this.
+            bye = Drain(one_line(lost.reason)) if lost.is_trusted else Refused(one_line(lost.reason))
+            self._joining.send(peer.calls_route, bye)
+            self._joining.changes += 1
+        else:
+            peer.note(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls go to others, or are computed here", lost.worker, lost.reason)
 
     def _on_new_map(self, new: NewMap) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shared_data import ROOT
 
-MAX_MODULE_LINES = 450
+MAX_MODULE_LINES = 520
 MAX_FUNCTION_LINES = 70
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 PACKAGES = ("protocol", "archdefs", "kernels", "worker", "backbone")

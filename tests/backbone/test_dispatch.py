@@ -11,16 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backbone.class_map import ClassMap
-from backbone.dispatch import (
-    LATE_FACTOR,
-    LATE_S,
+from backbone.calls import (
     Action,
     Call,
     Cause,
     Complete,
     ComputeLocally,
-    Dispatcher,
     Fill,
     Member,
     NewMap,
@@ -29,8 +25,10 @@ from backbone.dispatch import (
     Send,
     Spare,
     Standing,
-    choose,
 )
+from backbone.choice import choose
+from backbone.class_map import ClassMap
+from backbone.dispatch import LATE_FACTOR, LATE_S, Dispatcher
 from backbone.pace import Pace
 
 WIDTH, DEADLINE_S = 8, 10.0
@@ -595,9 +593,24 @@ def test_the_faster_of_two_holders_gets_more() -> None:
     for ticket in range(1, 20):
         calls = sent(issue(dispatcher, dict.fromkeys(range(4), 1), ticket, now_s))
         for call in sorted(calls, key=lambda call: call.worker):
-            answer(dispatcher, call, now_s=now_s + call.pairs * (0.001 if call.worker == "a" else 0.0035))
+            taken_s = call.pairs * (0.001 if call.worker == "a" else 0.0035)
+            answer(dispatcher, call, now_s=now_s + taken_s, compute_s=taken_s)
         now_s += 1.0
     assert {c.worker: c.pairs for c in calls} == {"a": 3, "b": 1}
+
+
+def test_workers_that_are_about_as_fast_share_evenly_whatever_their_wires() -> None:
+    holds = {0: (0, 1, 2, 3)}
+    dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))
+    now_s = 0.0
+    for ticket in range(1, 20):
+        calls = sent(issue(dispatcher, dict.fromkeys(range(4), 1), ticket, now_s))
+        for call in sorted(calls, key=lambda call: call.worker):
+            # A call costs a millisecond, and `b` computes a little more slowly.
+            compute_s = call.pairs * (0.0001 if call.worker == "a" else 0.00015)
+            answer(dispatcher, call, now_s=now_s + 0.001 + compute_s, compute_s=compute_s)
+        now_s += 1.0
+        assert {c.worker: c.pairs for c in calls} == {"a": 2, "b": 2}
 
 
 MOST_S = 40.0

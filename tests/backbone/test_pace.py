@@ -11,7 +11,7 @@ from backbone.pace import NEEDED, OUTLIER, Pace
 
 def answered(pace: Pace, taken_s: float, times: int = 1, experts: int = 4, rows: int = 4) -> None:
     for _ in range(times):
-        pace.answered(experts, rows, taken_s, taken_s, 0.0)
+        pace.answered(experts, rows, taken_s, taken_s, taken_s)
 
 
 def test_nothing_is_known_before_some_answers_beyond_the_first() -> None:
@@ -68,7 +68,9 @@ def test_a_calls_own_time(round_trip_s: float, since_last_s: float, compute_s: f
     pace = Pace()
     for _ in range(2):
         pace.answered(2, 2, round_trip_s, since_last_s, compute_s)
-    assert pace.s_per_row == pytest.approx(taken_s / 2)
+    (estimate,) = pace._sizes.values()
+    assert estimate.mean_s == pytest.approx(taken_s)
+    assert pace.s_per_row == pytest.approx(min(compute_s, round_trip_s) / 2)  # what the wire takes is no row's
 
 
 @given(

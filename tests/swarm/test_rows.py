@@ -138,5 +138,5 @@ def test_a_budget_is_kept_and_the_rest_told(model: TinyExperts, caplog: pytest.L
         assert ask(swarm, 0, x, ids).tobytes() == expected(model, 0, x, ids)
         assert swarm.report()[0].experts == 4
         assert swarm.local_calls == 1
-    assert "8 experts" in caplog.text
+    assert "8 of 12 experts" in caplog.text
     assert "raise --worker-memory" in caplog.text

@@ -47,7 +47,11 @@ class Door:
             ) from None
 
     def _refusal(self, key: bytes) -> str:
-        return self._book.invites.refusal(z85.decode(key), int(time.time()))
+        raw, now = z85.decode(key), int(time.time())
+        reason = self._book.invites.refusal(raw, now)
+        if reason and self.has_changed():  # an invite that was made a moment ago
+            reason = self._book.invites.refusal(raw, now)
+        return reason
 
     def has_changed(self) -> bool:
         """Read the book if somebody wrote to it; whether that was so. A damaged book changes nothing."""

@@ -323,8 +323,14 @@ class Joining:
         self._advance()
         return []
 
+    def gone(self, peer: Peer) -> None:
+        """The dispatcher has given a worker up."""
+        self._slices.forget(peer.name)
+        self.changes += 1
+
     def lose(self, peer: Peer, reason: str, *, is_trusted: bool = True) -> list[Action]:
         """A worker is not to be used, whether calls had begun or not."""
+        self._slices.forget(peer.name)
         actions = self._dispatcher.lost(peer.name, reason, time.monotonic(), is_trusted=is_trusted)
         self.changes += bool(actions) or not peer.is_lost
         if not actions and not peer.is_lost:

@@ -486,7 +486,7 @@ class Swarm:
             # One that only took too long may be well again: it is to greet anew, when it reads this.
             bye = Drain(one_line(lost.reason)) if lost.is_trusted else Refused(one_line(lost.reason))
             self._joining.send(peer.calls_route, bye)
-            self._joining.changes += 1
+            self._joining.gone(peer)
         else:
             peer.note(lost.reason, is_trusted=lost.is_trusted)
         log.warning("worker %s is lost: %s; its calls go to others, or are computed here", lost.worker, lost.reason)

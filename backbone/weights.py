@@ -84,6 +84,10 @@ class SliceServer:
             self._data[sha256] = self.store.slice_data(tensor, expert)
         return sha256
 
+    def forget(self, worker: str) -> None:
+        """A worker may fetch nothing any more, until it is granted slices again."""
+        self._granted.pop(worker, None)
+
     def read(self, worker: str, fetch: Fetch) -> memoryview | None:
         """The bytes that a worker asks for; None when it was not granted them or they do not exist."""
         if fetch.sha256 not in self._granted.get(worker, ()):

@@ -306,3 +306,13 @@ def held(swarm: Swarm, name: str, layer: int) -> frozenset[int]:
     """Experts of a layer that a worker was assigned."""
     assigned = swarm._roster.named(name).assigned.get(layer)
     return frozenset() if assigned is None else assigned.experts
+
+
+def test_an_invite_made_a_moment_ago_is_known_at_once(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backbone.swarm.BOOK_S", 1e9)  # nobody looks at the book but who is asked at the door
+    with swarm_of(model, book) as swarm:
+        other = InviteBook({"XDG_STATE_HOME": str(tmp_path / "backbone")})  # as another process has it
+        start(tmp_path / "w", invite(other, swarm))
+        until(swarm, serving(swarm, 1))

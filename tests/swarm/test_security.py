@@ -213,7 +213,7 @@ def test_rows_for_anothers_calls_are_dropped(house: House, caplog: pytest.LogCap
         for _ in range(20):
             assert ask(swarm, 0, x, ids).tobytes() == wanted
             ticket = swarm.send(0, x, ids)
-            call = next(iter(swarm._dispatcher._calls.values()))
+            call = next(iter(swarm._dispatcher._calls.values())).call
             lie = np.full((call.pairs, call.width), 7, "<f4")
             say(thief, Rows(call.seq, call.epoch, 1), (Tensor(DType.F32, lie.shape, lie),))
             say(thief, Failed(call.seq, call.epoch, "the other one cannot"))

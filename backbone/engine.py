@@ -134,14 +134,16 @@ class Engine:
         # Taps are filled in the order of rows: chunks then run one after another.
         yield from self.run_batches(batches, at_once=1 if taps is not None else 2)
 
-    def run_batches(self, batches: Seq[Rows], *, at_once: int = 2) -> Iterator[F32]:
+    def run_batches(self, batches: Seq[Rows], *, at_once: int = 2, clock: Clock | None = None) -> Iterator[F32]:
         """Run batches in order, each of one or several sequences; logits [wanted, vocabulary] of each.
+
+        `clock` is told where the time goes, in place of the engine's own.
 
         When one fails, all of them are forgotten: a sequence never holds part of what was to be run.
         """
         before = {id(s): (s, len(s.tokens)) for rows in batches for s in rows.sequences}
         try:
-            runs = [self.model.executor.run(rows, self.experts, self._clock) for rows in batches]
+            runs = [self.model.executor.run(rows, self.experts, clock or self._clock) for rows in batches]
             for rows, logits in zip(batches, interleave(runs, at_once=at_once), strict=True):
                 for sequence, token in zip(rows.sequences, rows.tokens.tolist(), strict=True):
                     sequence.tokens.append(token)

@@ -106,7 +106,7 @@ class Joining:
                 takes_copies=self._is_mapped(p) or p.memory_bytes > 0,
                 numeric_class=p.report.numeric_class,
                 held={layer: assigned.experts for layer, assigned in p.assigned.items()},
-                speed=self._speed(p),
+                speed=self.speed(p),
             )
             for p in peers
         ]
@@ -146,7 +146,7 @@ class Joining:
                 peer.report.state = "loading" if peer.is_loading or peer.name in waiting else "serving"
                 peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
 
-    def _speed(self, peer: Peer) -> float | None:
+    def speed(self, peer: Peer) -> float | None:
         """Bytes of experts that a worker reads in a second, by its own word; None while that says little."""
         report = peer.report
         if report.rows < ROWS_TO_KNOW or report.seconds <= 0:

@@ -150,6 +150,20 @@ def _chosen(model: BoundModel, layer: int) -> int:
     raise AssertionError(f"layer {layer} has no experts")
 
 
+def layer_work(needs: Needs, usage: Mapping[Key, int] | None) -> dict[int, LayerWork]:
+    """What a row asks of each layer's experts. `usage`: rows of each (layer, expert) so far."""
+    return {
+        layer: LayerWork(
+            expert_bytes=tuple(sizes),
+            chosen=needs.chosen[layer],
+            row_bytes=needs.row_bytes[layer][0],
+            result_bytes=needs.row_bytes[layer][1],
+            usage=None if usage is None else tuple(usage.get((layer, e), 0) for e in range(len(sizes))),
+        )
+        for layer, sizes in needs.expert_bytes.items()
+    }
+
+
 def state(
     needs: Needs, nodes: Sequence[Node], backbone: NodeSpeed, *, usage: Mapping[Key, int] | None = None
 ) -> Statement:
@@ -171,16 +185,7 @@ def state(
         for node in nodes
     ]
     plan = place(needs.expert_bytes, candidates, usage=usage)
-    layers = {
-        layer: LayerWork(
-            expert_bytes=tuple(sizes),
-            chosen=needs.chosen[layer],
-            row_bytes=needs.row_bytes[layer][0],
-            result_bytes=needs.row_bytes[layer][1],
-            usage=None if usage is None else tuple(usage.get((layer, e), 0) for e in range(len(sizes))),
-        )
-        for layer, sizes in needs.expert_bytes.items()
-    }
+    layers = layer_work(needs, usage)
     speeds = [
         NodeSpeed(
             name=node.name,

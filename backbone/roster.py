@@ -37,6 +37,17 @@ class WorkerReport:
     failed: int = 0  #: how many there were
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWorker:
+    """A worker that can be asked, as a prediction sees it."""
+
+    name: str
+    backend: str
+    is_local: bool
+    bytes_per_s: float | None  #: of experts; None while that is not known
+    holds: Mapping[int, frozenset[int]]  #: experts by layer
+
+
 @dataclass(frozen=True, slots=True)
 class Assigned:
     """Experts of a layer that a worker was asked to hold, and whether it has loaded them."""

@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from kernels.state import Rows, Sequence
 
 from .engine import GenerateOptions, Turn, common_prefix
 from .errors import BackboneError
+from .forecast import TokenTimes
 from .results import Before, Result, as_json
 from .schedule import Piece, Schedule
 from .session import Session
@@ -137,6 +139,7 @@ class Scheduler:
         self._schedule = Schedule[Job](parallel)
         self._underway: dict[Job, _Underway] = {}
         self._kept: list[Sequence] = []  #: of ended answers, the oldest first
+        self.token_times = TokenTimes()
         self._classes = ""  #: digest of the class map that all that is kept is of
         self._inbox = deque[Callable[[], None]]()
         self._wake_out, self._wake_in = os.pipe()
@@ -340,7 +343,11 @@ class Scheduler:
             rows.append(Rows(ids, at, sequences, np.array(wanted, np.intp)))
             wanted_by.append(jobs)
         # All of them, before any answer goes on: what fails is forgotten whole.
-        logits = list(self._session.engine.run_batches(rows))
+        is_single = len(rows) == 1 and len(rows[0]) == 1
+        started_s = time.perf_counter()
+        logits = list(self._session.engine.run_batches(rows, clock=self.token_times.clock if is_single else None))
+        if is_single:
+            self.token_times.add(time.perf_counter() - started_s)
         return {job: row for jobs, of in zip(wanted_by, logits, strict=True) for job, row in zip(jobs, of, strict=True)}
 
     def _advance(self, under: _Underway, row: F32 | None) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from .joining import Joining, Place, Progress
 from .local_workers import LocalWorker, WorkerSpec, start_worker
 from .placement import place
 from .provenance import cache_folder
-from .roster import Peer, Roster, WorkerReport
+from .roster import LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
 from .weights import ExpertStore, SliceServer
 
@@ -129,7 +129,7 @@ class Swarm:
         self._planned: int | None = None  #: for which of the changes of who is here; None before the first plan
         self._planned_freely = 0  #: likewise, with the classes free
         self._planned_rows = 0  #: that had been asked for
-        self._usage = Counter[tuple[int, int]]()  #: rows by (layer, expert)
+        self.usage = Counter[tuple[int, int]]()  #: rows that each (layer, expert) was asked for so far
         self._rows = 0  #: in all
         # Whoever comes in by the door fetches his experts: their digests are made beside the work, and kept.
         self._digests = SliceDigests(model, None if door is None else cache_folder() / "slice-digests")
@@ -163,7 +163,7 @@ class Swarm:
         self._open[self._ticket] = _Open(layer, batch)
         load = batch.load()
         for expert, rows in load.items():
-            self._usage[layer, expert] += rows
+            self.usage[layer, expert] += rows
         self._rows += ids.size
         self._act(self._dispatcher.issued(self._ticket, layer, load, width, time.monotonic()))
         return self._ticket
@@ -233,6 +233,20 @@ class Swarm:
     def local_causes(self) -> dict[str, int]:
         """Why the backbone computed calls, hedges among them, with their numbers."""
         return {cause.value: count for cause, count in self._dispatcher.computed_here.items() if count}
+
+    def live(self) -> list[LiveWorker]:
+        """Those that serve, with what they hold and how fast they are found to be."""
+        return [
+            LiveWorker(
+                name=peer.name,
+                backend=peer.report.backend,
+                is_local=peer.is_local,
+                bytes_per_s=self._joining.speed(peer),
+                holds={layer: each.experts for layer, each in peer.assigned.items() if each.is_loaded},
+            )
+            for peer in self._roster
+            if peer.is_here
+        ]
 
     def pids(self) -> list[int]:
         """Process ids of the workers that this backbone started, in the order of their start."""
@@ -315,7 +329,7 @@ class Swarm:
         if is_free:
             self._planned_freely = self._planned
         self._planned_rows = self._rows
-        self._joining.plan(self._place, self._usage, is_free=is_free)
+        self._joining.plan(self._place, self.usage, is_free=is_free)
 
     def _pump(self, timeout_ms: int) -> bool:
         """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""

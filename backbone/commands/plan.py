@@ -15,6 +15,14 @@ from kernels.errors import BackendUnavailable
 from kernels.registry import AUTO, refuse_unknown
 from protocol.sizes import parse_size, size_text
 
+from ..assumed import (
+    LOCAL_CALL_S,
+    NETWORK_BYTES_PER_S,
+    NETWORK_CALL_S,
+    OF_A_PLAIN_READ,
+    OF_A_PLAIN_READ_COMPILED,
+    speed_of,
+)
 from ..discovery import DEMO, DEMO_NAME, resolve_model
 from ..errors import UsageError
 from ..local_workers import parse_workers
@@ -28,13 +36,6 @@ from ..terminal import table
 from .generate import MODEL_FLAGS
 
 MOST_NODES = 1024
-#: What kernels read of quantised weights a second, as a part of what memory gives to a plain read: measured with
-#: Q4_K_M experts of Qwen3-30B-A3B's shape. numpy unpacks them first, on one core.
-OF_A_PLAIN_READ = {"numpy": 0.005}
-OF_A_PLAIN_READ_COMPILED = 0.2
-LOCAL_CALL_S = 150e-6  #: a call to a worker on this machine, there and back, over CURVE
-NETWORK_CALL_S = 1e-3  #: to one on another
-NETWORK_BYTES_PER_S = 125e6  #: 1 Gbit/s
 COLUMNS = ("node", "class", "GB/s", "memory", "bytes", "experts", "calls", "to send")
 NODE_FORM = "NAME=MEMORY[@GBPS][/CLASS]"
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     cores = settings.threads or usable_cores()
     read = read_bytes_per_s(cores)
     nodes = [*local_nodes(local, settings, read / cores), *given]
-    backbone = NodeSpeed(name=BACKBONE, bytes_per_s=_speed(settings.backend, read / cores, cores))
+    backbone = NodeSpeed(name=BACKBONE, bytes_per_s=speed_of(settings.backend, read / cores, cores))
     found = state(needs, nodes, backbone)
     told, short = assumptions(nodes, read, cores), found.does_not_fit(memory_bytes())
     if args.json:
@@ -137,7 +138,7 @@ def local_nodes(backends: Sequence[str], settings: Settings, core_bytes_per_s: f
             backend=backend,
             numeric_class=_class_of(backend, settings),
             memory_bytes=settings.worker_memory,
-            bytes_per_s=_speed(backend, core_bytes_per_s, threads),
+            bytes_per_s=speed_of(backend, core_bytes_per_s, threads),
             latency_s=LOCAL_CALL_S,
             maps_file=True,
         )
@@ -164,13 +165,6 @@ def _refuse_unknown(backend: str) -> None:
 def _class_of(backend: str, settings: Settings) -> str:
     """A word for the class of a backend's rows. What it is to the last bit, only the backend can say."""
     return f"{'numpy' if backend == 'numpy' else 'canonical'}/{settings.activations}"
-
-
-def _speed(backend: str, core_bytes_per_s: float, threads: int) -> float:
-    """Bytes of weights a second that a backend on this machine is taken to read."""
-    if backend in OF_A_PLAIN_READ:
-        return core_bytes_per_s * OF_A_PLAIN_READ[backend]
-    return core_bytes_per_s * threads * OF_A_PLAIN_READ_COMPILED
 
 
 def _context(settings: Settings, model: BoundModel) -> int:

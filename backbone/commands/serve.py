@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernels.cores import usable_cores
 from protocol.broker import Broker
 from protocol.presence import Endpoint
 
@@ -19,9 +20,11 @@ from ..chat_template import read_template
 from ..discovery import DEMO, DEMO_NAME
 from ..door import Door
 from ..errors import UsageError
+from ..forecast import Forecast
 from ..invite_book import InviteBook
 from ..knobs import KNOBS
 from ..listening import Address, parse_address, reachable_hosts
+from ..machine_memory import read_bytes_per_s
 from ..presence import Presence, broker_of, enrolled
 from ..provenance import engine_version
 from ..run_file import RunFile
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     _log_requests()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(asked))  # before the model is loaded: it may be taken
+        read = read_bytes_per_s(usable_cores())  # before anything else is done with these cores
         session = stack.enter_context(open_session(settings, door))
         swarm = None if session.swarm is None else door.address.at_port_of(session.swarm.endpoint)
         presence = None
@@ -94,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
             survey=_survey(args),
             url=f"http://{address}",
             presence=presence,
+            forecast=Forecast(session, read),
         )
         stack.callback(service.renderers.shutdown, wait=False, cancel_futures=True)
         token = secrets.token_urlsafe(32)

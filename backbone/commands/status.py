@@ -68,6 +68,11 @@ def _server(server: dict[str, Any] | None) -> list[str]:
         f"{server['model']} on {server['url']}, process {server['pid']}, context {server['context']}",
         f"{load['running']} of {load['parallel']} answers under way, {load['waiting']} of {load['queue']} waiting",
     ]
+    token = server["token"]
+    for what, time in (("predicted", token["predicted"]), (f"mean of {token['timed']}", token["actual"])):
+        if time is not None:
+            parts = ", ".join(f"{part} {time[part] * 1e3:.2f}" for part in ("dense", "wire", "straggler"))
+            lines.append(f"a token alone takes {time['seconds'] * 1e3:.2f} ms ({parts}), {what}")
     return [*lines, *worker_lines(server["workers"], server["computed_locally"], server["failures"])]
 
 

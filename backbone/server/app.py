@@ -20,6 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..chat_template import TEMPLATE_KEY, ChatTemplateError
 from ..errors import BackboneError
+from ..forecast import Forecast
+from ..forecast import as_json as token_json
 from ..presence import Presence
 from ..prompts import ChatPrompt, Prompt, prompt_ids
 from ..results import Result, computed_locally, failures_as_json, workers_as_json
@@ -51,6 +53,7 @@ class Service:
     survey: Callable[[], Result]  #: what `status` shows of this machine
     url: str = ""  #: where it is served
     presence: Presence | None = None  #: at a broker
+    forecast: Forecast | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     renderers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(RENDERERS, "prompts"))
     jobs: dict[str, Job] = field(
@@ -118,6 +121,11 @@ class Service:
                 "class_map": self.session.class_map().digest,
                 "refused": 0 if swarm is None else swarm.refused,
                 "dropped": 0 if swarm is None else swarm.dropped,
+                "token": {
+                    "timed": self.scheduler.token_times.tokens,
+                    "actual": token_json(self.scheduler.token_times.actual()),
+                    "predicted": None if self.forecast is None else token_json(self.forecast.predicted()),
+                },
                 "presence": None if self.presence is None else self.presence.status(),
             }
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import http.server
 import json
+import re
 import shutil
 import signal
 import socket
@@ -90,7 +91,9 @@ def test_generate_gives_the_same_object_through_the_server(
     here = json.loads(backbone(server.environ, "generate", *args, "-n", "12", "--json", "--workers", "2").stdout)
     assert requests(server) == asked + 1  # a command that names workers has its own
     same(here, there)
-    assert all(0 < w["calls"] <= 4 * 40 for w in there["workers"])  # its own, not all since the start
+    calls = [w["calls"] for w in there["workers"]]
+    assert any(calls)  # on a busy machine one of them may be taken for a straggler
+    assert max(calls) <= 4 * 40  # its own, not all since the start
 
 
 def test_text_comes_as_it_is_made_and_the_summary_says_from_whom(server: Server) -> None:
@@ -332,3 +335,18 @@ def test_a_server_that_ends_in_the_middle_is_one_line(tmp_path: Path, cache: Pat
         server.process.wait()
         assert run_file.read(server.environ) == run  # which nobody believes
         assert find_server(None, server.environ) is None
+
+
+def test_status_holds_what_a_token_took_beside_what_was_predicted(server: Server) -> None:
+    backbone(server.environ, "generate", PROMPT, "-n", "20", "--ignore-eos")
+    token = server.get("/status")["server"]["token"]
+    assert token["timed"] >= 19
+    for time in (token["actual"], token["predicted"]):
+        assert time["seconds"] > 0
+        assert time["seconds"] == pytest.approx(time["dense"] + time["wire"] + time["straggler"], abs=5e-6)
+        assert time["straggler"] > 0
+    told = backbone(server.environ, "status").stdout
+    assert re.search(
+        r"a token alone takes [\d.]+ ms \(dense [\d.]+, wire -?[\d.]+, straggler [\d.]+\), predicted", told
+    )
+    assert re.search(r"a token alone takes .*, mean of \d+", told)

@@ -2,11 +2,6 @@
 
 import sys
 
-from protocol.install import explain
-
-try:
-    from .cli import main
-except ImportError as error:  # another distribution may own one of our five import names
-    sys.exit(explain(error))
+from .start import main
 
 sys.exit(main())

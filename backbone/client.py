@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import socket
 import uuid
@@ -28,6 +29,8 @@ CONNECT_TIMEOUT_S = 5.0  #: for a server that ought to answer at once
 MOST_LINE = 1 << 26
 #: Errors that mean more than their message, by the code that stands for them.
 ERRORS = {"usage": UsageError, "context_length_exceeded": ContextFull, "chat_template": ChatTemplateError}
+
+log = logging.getLogger(__name__)
 
 
 class RunningServer:
@@ -181,7 +184,8 @@ def find_server(model: str | None, environ: Mapping[str, str] = os.environ) -> R
         return None
     try:
         return RunningServer(run)
-    except BackboneError:
+    except BackboneError as error:
+        log.warning("the server of process %d does not answer (%s); this goes on without it", run.pid, error)
         return None
 
 

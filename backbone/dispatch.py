@@ -49,6 +49,7 @@ from .tally import Tally
 
 HEDGE_S = 0.05  #: no call is hedged before
 HEDGE_FACTOR = 4.0  #: nor before so many times what it takes at most
+UNKNOWN_S = 2.0  #: a call is hedged of whose worker nothing is known yet: its kernels are compiled, it may be stopped
 LATE_S = 10.0  #: no deadline of a call that was measured is shorter (but for a shorter one that is set)
 LATE_FACTOR, LATE_SLACK_S = 10.0, 1.0  #: nor shorter than so many times what it takes at most, and this
 SHUNNED_S = 64.0  #: a straggler is chosen last for 1 s, 2 s, 4 s ... and at most so long
@@ -460,8 +461,8 @@ class Dispatcher:
                 deadline_s = late_s
         elif not is_hedge:  # nothing is known of when it is late, but perhaps of when others would be done with it
             most_s = member.pace.bound_s(len(experts), pairs)
-        if most_s is not None and not is_hedge:
-            after_s = HEDGE_FACTOR * most_s
+        if not is_hedge:
+            after_s = HEDGE_FACTOR * most_s if most_s is not None else UNKNOWN_S
             hedge_s = start_s + (after_s if after_s > self._hedge_s else self._hedge_s)
         call = Call(
             self._seq,

@@ -35,6 +35,8 @@ from .weights import SliceServer, expert_bytes
 
 log = logging.getLogger(__name__)
 
+news = logging.getLogger("expertswarm.workers")  #: what a server's operator wants to read
+
 ROWS_TO_KNOW = 1000  #: that a worker has computed before its speed is believed
 
 Progress = Callable[[str, int, int], None]
@@ -143,6 +145,8 @@ class Joining:
                     self._assign(peer, peer.wanted)
         for peer in self._roster:
             if peer.is_here:
+                if peer.report.state != "serving" and not (peer.is_loading or peer.name in waiting or peer.is_local):
+                    news.info("worker %s serves: %s, %s", peer.name, peer.report.backend, peer.report.device)
                 peer.report.state = "loading" if peer.is_loading or peer.name in waiting else "serving"
                 peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
 
@@ -182,6 +186,12 @@ class Joining:
             slices = self._slices.grant(peer.name, layer, sorted(after), by_path=peer.is_local)
             assign = Assign(self._epoch, layer, self._slices.store.activation(layer), slices)
             self.send(peer.calls_route, assign)
+
+    def look_for_gone(self) -> list[Action]:
+        """Workers from elsewhere whose connection is no more: one hears of that by sending. Nobody has to answer."""
+        gone = [p for p in self._roster if p.is_here and not p.is_local]
+        gone = [p for p in gone if self.send(p.calls_route, Welcome(p.name)) is Sent.GONE]
+        return [action for peer in gone for action in self.lose(peer, "its connection is gone")]
 
     def go_on(self) -> None:
         """Assign what had to wait for its digests."""

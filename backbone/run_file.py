@@ -6,6 +6,7 @@ What it says is checked by whoever uses it: a server that was killed leaves its 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +27,9 @@ class RunFile:
     swarm: str = ""  #: where it takes workers, HOST:PORT; empty where it takes none
 
 
+log = logging.getLogger(__name__)
+
+
 def path_of(environ: Mapping[str, str] = os.environ) -> Path:
     """The run file."""
     return state_folder(environ, "backbone").with_name("run.json")
@@ -33,6 +37,12 @@ def path_of(environ: Mapping[str, str] = os.environ) -> Path:
 
 def write(run: RunFile, environ: Mapping[str, str] = os.environ) -> None:
     """Leave word of a server, in place of any earlier one. OSError when that cannot be done."""
+    other = read(environ)
+    if other is not None and Path(f"/proc/{other.pid}").exists() and other.pid != run.pid:
+        log.warning(
+            "generate, chat and status go to this server from now on, not to that of process %d (port %d)",
+            *(other.pid, other.port),
+        )
     write_private(path_of(environ), asdict(run))
 
 

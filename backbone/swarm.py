@@ -351,6 +351,7 @@ class Swarm:
             self._plan(is_free=False)  # while an answer is in the making no expert changes its class
         if self._door is not None and time.monotonic() - self._looked_s > BOOK_S:
             self._look_at_the_book(self._door)
+            self._act(self._joining.look_for_gone())
             self._joining.go_on()
         return heard
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIRST_S = 0.5
-MOST_S = 30.0
+MOST_S = 10.0
 
 
 def delay_s(failures: int, draw: float) -> float:

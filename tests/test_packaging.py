@@ -78,8 +78,8 @@ def test_no_tests_are_in_it(wheel: zipfile.ZipFile) -> None:
 def test_the_metadata_names_the_commands_and_keeps_it_off_the_index(wheel: zipfile.ZipFile) -> None:
     (entry,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     text = wheel.read(entry).decode()
-    assert "backbone = backbone.cli:main" in text
-    assert "worker = worker.cli:main" in text
+    assert "backbone = backbone.start:main" in text
+    assert "worker = worker.start:main" in text
     metadata = wheel.read(entry.replace("entry_points.txt", "METADATA")).decode()
     assert "Classifier: Private :: Do Not Upload" in metadata
     assert "License-Expression: MIT" in metadata

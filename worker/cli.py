@@ -140,7 +140,8 @@ def _join(args: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"worker: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a worker outlives whoever reads along
+        print(f"worker: {line}", file=sys.stderr, flush=True)
 
 
 def _invite(args: argparse.Namespace) -> Invite | None:
@@ -305,6 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (WorkerError, KernelError) as error:
         print(f"worker: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("worker: stopped", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain again when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

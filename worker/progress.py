@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TextIO
 
 WIDTH = 30
@@ -22,6 +23,10 @@ class ProgressBar:
         if self._is_quiet or step == self._shown:
             return
         self._shown = step
+        with contextlib.suppress(OSError):  # nobody reads along any more
+            self._write(done, total)
+
+    def _write(self, done: int, total: int) -> None:
         megabytes = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
         if self._is_terminal:
             bar = "#" * (WIDTH * done // max(total, 1))

@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("backbone", "kernels", "archdefs", "protocol"):
             raise
-        raise UsageError(f"serve needs {error.name}: pip install expertswarm[serve]") from None
+        raise UsageError(
+            f"serve needs {error.name}: pip install 'expertswarm[serve]' (in a clone: pip install -e '.[serve]')"
+        ) from None
     settings = resolve(args, os.environ)
     asked = parse_address(settings.http, f"http ({settings['http'].source})", least_port=0)
     key = _api_key(settings)
@@ -163,8 +165,9 @@ def _survey(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
 
 def _log_requests() -> None:
-    """A line for each request, whatever else is said."""
-    logging.getLogger("expertswarm.access").setLevel(logging.INFO)
+    """A line for each request, and for each worker that serves, whatever else is said."""
+    for name in ("expertswarm.access", "expertswarm.workers"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from backbone.calls import (
 )
 from backbone.choice import choose
 from backbone.class_map import ClassMap
-from backbone.dispatch import LATE_FACTOR, LATE_S, Dispatcher
+from backbone.dispatch import LATE_FACTOR, LATE_S, UNKNOWN_S, Dispatcher
 from backbone.pace import Pace
 
 WIDTH, DEADLINE_S = 8, 10.0
@@ -156,12 +156,25 @@ def test_a_refusal_is_believed() -> None:
 
 def test_a_deadline_loses_the_late_worker_only() -> None:
     dispatcher = two_workers()
+    dispatcher._hedge_s = 1e9
     sent(issue(dispatcher, {0: 1}, now_s=5.0))
     sent(issue(dispatcher, {2: 1}, ticket=2, now_s=6.0))
     assert dispatcher.next_deadline() == 15.0
     assert dispatcher.ticked(14.9) == []
     assert dispatcher.ticked(15.0) == [ReportLost("a", 1, "no answer within 10 s", True), ComputeLocally(1, 0, (0,))]
     assert dispatcher.next_deadline() == 16.0
+
+
+def test_a_call_of_whose_worker_nothing_is_known_is_hedged_soon() -> None:
+    """One that was stopped or killed before its first answer must not hold an answer for a minute."""
+    dispatcher = serving(("a", OURS, {0: (0,)}), ("b", OURS, {0: (0,)}))
+    (call,) = sent(issue(dispatcher, {0: 1}, now_s=5.0))
+    assert dispatcher.next_deadline() == 5.0 + UNKNOWN_S < call.deadline_s
+    (hedge,) = sent(dispatcher.ticked(5.0 + UNKNOWN_S))
+    assert {call.worker, hedge.worker} == {"a", "b"}
+    alone = serving(("a", OURS, {0: (0,)}))
+    issue(alone, {0: 1})
+    assert alone.ticked(UNKNOWN_S) == [ComputeLocally(1, 0, (0,))]
 
 
 def test_a_full_queue_costs_the_call_and_a_pause() -> None:

@@ -24,6 +24,7 @@ from wire import tensors_of
 
 from backbone.gate import Gate, Sent
 from backbone.local_workers import WorkerSpec, start_worker
+from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol import PROTOCOL_VERSION
 from protocol.errors import ProtocolError
@@ -249,7 +250,7 @@ class Hostile:
 
     def __init__(self, house: House, gate: Gate) -> None:
         self.model, self.gate = house.model, gate
-        self.slices = SliceServer(house.model, share_path=False)
+        self.slices = SliceServer(house.model, share_path=False, digests=SliceDigests(house.model))
         self.calls = self.weights = b""
         self.epoch = 0
         self.heard: list[tuple[Any, Any]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIRST_S = 0.5
-MOST_S = 10.0
+MOST_S = 4.0  #: a backbone that comes back has its workers within 5 s
 
 
 def delay_s(failures: int, draw: float) -> float:

@@ -15,7 +15,7 @@ from protocol.backoff import delay_s
 
 from .errors import Break
 
-ENROL_TRIES = 6  #: in a row with nobody answering: about a quarter of a minute
+ENROL_TRIES = 7  #: in a row with nobody answering: about a quarter of a minute
 ENROL_HANG_UPS = 2  #: in a row, in the middle of the handshake: a wrong server key looks like this
 HANG_UPS = 5  #: the same of an enrolled worker: a proxy in front of a backbone that is down does it too
 LET_GO_FAILURES = 5  #: a backbone that let a worker go is not asked again at once

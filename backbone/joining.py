@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 news = logging.getLogger("expertswarm.workers")  #: what a server's operator wants to read
 
+CONNECTION_GONE = "its connection is gone"
 ROWS_TO_KNOW = 1000  #: that a worker has computed before its speed is believed
 
 Progress = Callable[[str, int, int], None]
@@ -191,7 +192,18 @@ class Joining:
         """Workers from elsewhere whose connection is no more: one hears of that by sending. Nobody has to answer."""
         gone = [p for p in self._roster if p.is_here and not p.is_local]
         gone = [p for p in gone if self.send(p.calls_route, Welcome(p.name)) is Sent.GONE]
-        return [action for peer in gone for action in self.lose(peer, "its connection is gone")]
+        return [action for peer in gone for action in self.lose(peer, CONNECTION_GONE)]
+
+    def route_is_anothers(self, route: bytes, key: bytes) -> list[Action]:
+        """A connection of this key has that routing id now: what was to go there to another worker must not."""
+        others = [p for p in self._roster if p.key != key]
+        for peer in others:
+            if peer.weights_route == route:
+                peer.weights_route = None
+        gone = [p for p in others if p.is_here and p.calls_route == route]
+        for peer in gone:
+            peer.calls_route = None
+        return [action for peer in gone for action in self.lose(peer, CONNECTION_GONE)]
 
     def go_on(self) -> None:
         """Assign what had to wait for its digests."""

@@ -317,20 +317,31 @@ class _Placing:
             for j in alike:
                 for expert in self.holds[j].get(layer, ()):
                     speed[expert] = speed.get(expert, 0.0) + self._speeds[j]
+            for j in alike:  # they may not have been given their copies yet, and most likely keep what they have
+                for expert in self._held[j][layer] & speed.keys() - self.holds[j].get(layer, set()):
+                    speed[expert] += self._speeds[j] if j != i else 0.0
             wanted = [e for e in of[layer] if e in speed and e not in mine]
             has = self._held[i][layer]
             worth = {e: self.weight(layer, e) / speed[e] * (KEPT_WORTH if e in has else 1) for e in wanted}
             waiting[layer] = sorted(wanted, key=lambda e: (worth[e], -e))
-        while waiting:
-            for layer in list(waiting):
-                while waiting[layer] and self.room[i] < self.sizes[layer][waiting[layer][-1]]:
-                    waiting[layer].pop()
-                if not waiting[layer]:
-                    del waiting[layer]
-                    continue
-                expert = waiting[layer].pop()
-                self.holds[i][layer].add(expert)
-                self.room[i] -= self.sizes[layer][expert]
+        # First what it has got and no other of the layer is much hotter than: new ones of another would drive it out.
+        self._in_turn(i, waiting, lambda layer, expert: expert in self._held[i][layer])
+        self._in_turn(i, waiting, lambda layer, expert: True)
+
+    def _in_turn(self, i: int, waiting: Mapping[int, list[int]], may: Callable[[int, int], bool]) -> None:
+        """Give a worker the last that waits of each layer in turn, as long as it may have it and there is room."""
+        layers = list(waiting)
+        while layers:
+            for layer in list(layers):
+                order = waiting[layer]
+                while order and self.room[i] < self.sizes[layer][order[-1]]:
+                    order.pop()
+                if order and may(layer, order[-1]):
+                    expert = order.pop()
+                    self.holds[i][layer].add(expert)
+                    self.room[i] -= self.sizes[layer][expert]
+                else:
+                    layers.remove(layer)
 
     def bytes_to_move(self, i: int) -> int:
         """Bytes that a worker holds and has not got yet."""

@@ -408,7 +408,10 @@ class Swarm:
         self._act(self._joining.lose(peer, worker.obituary()))
 
     def _on_message(self, key: bytes, route: bytes, frames: list[Any]) -> None:
-        peer = self._roster.of_key(key) or self._on_stranger(key, route, frames)
+        known = self._roster.of_key(key)
+        if known is None or route not in (known.calls_route, known.weights_route):
+            self._act(self._joining.route_is_anothers(route, key))
+        peer = known or self._on_stranger(key, route, frames)
         if peer is None:
             return
         try:

@@ -107,9 +107,8 @@ def test_a_stopped_worker_is_given_up_and_its_late_answer_dropped(model: TinyExp
         check(swarm, model)
         assert swarm.report()[0].failures == ["no answer within 0.3 s"]
         os.kill(pid, signal.SIGCONT)
-        while not swarm.dropped:
+        while not swarm.dropped or swarm.report()[1].state != "serving":  # it may be given more meanwhile
             check(swarm, model, layer=1)
-        assert swarm.report()[1].state == "serving"
 
 
 def test_a_worker_whose_connection_breaks_comes_back(model: TinyExperts) -> None:

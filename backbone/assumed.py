@@ -5,8 +5,8 @@ from __future__ import annotations
 #: What kernels read of quantised weights a second, as a part of what memory gives to a plain read: measured with
 #: Q4_K_M experts of Qwen3-30B-A3B's shape. numpy unpacks them first, on one core.
 OF_A_PLAIN_READ = {"numpy": 0.005}
-OF_A_PLAIN_READ_COMPILED = 0.2
-LOCAL_CALL_S = 150e-6  #: a call to a worker on this machine, there and back, over CURVE
+OF_A_PLAIN_READ_COMPILED = 0.3
+LOCAL_CALL_S = 900e-6  #: a call to a worker on this machine that slept meanwhile, there and back, over CURVE
 NETWORK_CALL_S = 1e-3  #: to one on another
 NETWORK_BYTES_PER_S = 125e6  #: 1 Gbit/s
 

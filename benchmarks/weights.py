@@ -47,7 +47,7 @@ PARTS = ("gate", "up", "down")
 class NullBackend:
     """Takes experts and computes nothing."""
 
-    name, device, numeric_class, threads = "null", "none", NumericClass(name="null"), 1
+    name, device, numeric_class, threads, memory_bytes = "null", "none", NumericClass(name="null"), 1, 0
 
     def load(self, experts: Mapping[int, ExpertWeights]) -> NullBackend:
         return self

@@ -297,7 +297,7 @@ def test_the_plan_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].startswith("model demo (qwen3moe): 4 layers, dense 1.4 MB, 64 experts 7.7 MB (4 of 16 a token and")
     assert lines[1].split() == ["node", "class", "GB/s", "memory", "bytes", "experts", "calls", "to", "send"]
     assert [line.split()[0] for line in lines[2:6]] == ["local-1", "local-2", "phone", "backbone"]
-    assert lines[2].split()[1:5] == ["canonical/f32", "1.00", "3.0", "MB"]
+    assert lines[2].split()[1:5] == ["canonical/f32", "1.50", "3.0", "MB"]
     (predicted,) = (line for line in lines if line.startswith("predicted: a token takes "))
     assert all(f"{part} " in predicted for part in ("dense", "wire", "straggler"))
     assert any(line.startswith("does not fit: ") and "more for each of 3, or" in line for line in lines)

@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
+
+from zmq.utils import z85
 
 from protocol.capabilities import wire_refusal
 from protocol.errors import VersionMismatch
@@ -28,9 +30,10 @@ from protocol.schema import one_line
 
 from .calls import Action
 from .dispatch import Dispatcher
+from .door import Door
 from .gate import Gate, Sent
 from .placement import Candidate, Plan, class_of_experts
-from .roster import Assigned, Peer, Roster
+from .roster import Assigned, Peer, Roster, WorkerReport
 from .weights import SliceServer, expert_bytes
 
 log = logging.getLogger(__name__)
@@ -193,6 +196,31 @@ class Joining:
         gone = [p for p in self._roster if p.is_here and not p.is_local]
         gone = [p for p in gone if self.send(p.calls_route, Welcome(p.name)) is Sent.GONE]
         return [action for peer in gone for action in self.lose(peer, CONNECTION_GONE)]
+
+    def revoked(self, door: Door) -> list[Peer]:
+        """Who was revoked since the last look; they are told."""
+        if not door.has_changed():
+            return []
+        gone = [peer for peer in self._roster if not peer.is_local and door.worker(peer.key) is None]
+        for peer in gone:
+            self.send(peer.calls_route, Refused("this worker was revoked"))
+        return gone
+
+    def on_stranger(self, door: Door | None, key: bytes, route: bytes, frames: Sequence[Any]) -> Peer | None:
+        """Somebody whom the roster does not know: an enrolled worker, whose entry is made, or one that enrols."""
+        entry = None if door is None else door.worker(key)
+        if entry is not None:
+            name = self._roster.free_name(entry.name)
+            peer = Peer(key, WorkerReport(name, self._dispatcher.tally(name)))
+            self._roster.add(peer)
+            return peer
+        answer = None if door is None else door.answer(key, frames)
+        if answer is None or isinstance(answer, Refused):
+            reason = "it is no worker's" if answer is None else answer.reason
+            self._roster.drop(f"the key {z85.decode(key).hex()[:12]}...", "a message", reason, time.monotonic())
+        if answer is not None:
+            self.send(route, answer)
+        return None
 
     def route_is_anothers(self, route: bytes, key: bytes) -> list[Action]:
         """A connection of this key has that routing id now: what was to go there to another worker must not."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +20,6 @@ from protocol.errors import ProtocolError
 from protocol.invite import MAX_HOSTS
 from protocol.presence import (
     MAX_TEXT,
-    WILL,
     BackboneState,
     Endpoint,
     State,
@@ -32,7 +30,7 @@ from protocol.presence import (
     worker_id,
     workers_filter,
 )
-from protocol.presence_link import Link
+from protocol.presence_link import Link, connector
 from protocol.schema import one_line
 
 from .attendance import Attendance
@@ -56,7 +54,7 @@ def broker_of(settings: Settings) -> Broker | None:
             password_file=settings.mqtt_password_file,
             ca_file=settings.mqtt_ca,
         )
-        _connector(broker, "", "")
+        connector(broker, "", "")
     except ProtocolError as error:
         raise UsageError(f"--mqtt: {error}") from None
     return broker
@@ -73,15 +71,6 @@ def enrolled(book: InviteBook) -> Callable[[str], str | None]:
         return None
 
     return name_of
-
-
-def _connector(broker: Broker, client_id: str, will_topic: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
-    try:
-        import aiomqtt
-    except ModuleNotFoundError:
-        raise UsageError("--mqtt needs aiomqtt: pip install expertswarm[mqtt]") from None
-    options, will = broker.client_options(client_id), aiomqtt.Will(will_topic, WILL, qos=1, retain=True)
-    return lambda: aiomqtt.Client(will=will, **options)
 
 
 class Presence:
@@ -109,7 +98,7 @@ class Presence:
         )
         self._attendance = Attendance(swarm, name_of)
         self._link = Link(
-            _connector(broker, f"backbone-{swarm}", self._topic),
+            connector(broker, f"backbone-{swarm}", self._topic),
             place=f"presence at {broker}",
             topics=[workers_filter(swarm)],
             say=log.warning,

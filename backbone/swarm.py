@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import zmq
-from zmq.utils import z85
 
 from kernels.combine import is_finite
 from kernels.interface import F32, I32, NumericClass
@@ -350,7 +349,10 @@ class Swarm:
         if self._planned is not None and (self._planned != self._joining.changes or self._is_known_better):
             self._plan(is_free=False)  # while an answer is in the making no expert changes its class
         if self._door is not None and time.monotonic() - self._looked_s > BOOK_S:
-            self._look_at_the_book(self._door)
+            self._looked_s = time.monotonic()
+            for peer in self._joining.revoked(self._door):
+                self._act(self._joining.lose(peer, "it was revoked"))
+                self._roster.remove(peer)
             self._act(self._joining.look_for_gone())
             self._joining.go_on()
         return heard
@@ -362,33 +364,6 @@ class Swarm:
             return False
         self._on_message(*received)
         return True
-
-    def _look_at_the_book(self, door: Door) -> None:
-        """Who was revoked since the last look is let go."""
-        self._looked_s = time.monotonic()
-        if door.has_changed():
-            for peer in self._roster:
-                if not peer.is_local and door.worker(peer.key) is None:
-                    self._joining.send(peer.calls_route, Refused("this worker was revoked"))
-                    self._act(self._joining.lose(peer, "it was revoked"))
-                    self._roster.remove(peer)
-
-    def _on_stranger(self, key: bytes, route: bytes, frames: list[Any]) -> Peer | None:
-        """Somebody whom the roster does not know: an enrolled worker, whose entry is made, or one that enrols."""
-        door = self._door
-        entry = None if door is None else door.worker(key)
-        if entry is not None:
-            name = self._roster.free_name(entry.name)
-            peer = Peer(key, WorkerReport(name, self._dispatcher.tally(name)))
-            self._roster.add(peer)
-            return peer
-        answer = None if door is None else door.answer(key, frames)
-        if answer is None or isinstance(answer, Refused):
-            reason = "it is no worker's" if answer is None else answer.reason
-            self._roster.drop(f"the key {z85.decode(key).hex()[:12]}...", "a message", reason, time.monotonic())
-        if answer is not None:
-            self._joining.send(route, answer)
-        return None
 
     def _on_death(self, pidfd: int) -> None:
         self._poller.unregister(pidfd)
@@ -411,7 +386,7 @@ class Swarm:
         known = self._roster.of_key(key)
         if known is None or route not in (known.calls_route, known.weights_route):
             self._act(self._joining.route_is_anothers(route, key))
-        peer = known or self._on_stranger(key, route, frames)
+        peer = known or self._joining.on_stranger(self._door, key, route, frames)
         if peer is None:
             return
         try:

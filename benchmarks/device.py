@@ -52,6 +52,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -149,9 +150,7 @@ def pairs_of(rows: Any, chosen: Any) -> I32:
 def experts(backend: DenseBackend, native: DenseBackend, size: Size) -> dict[str, Any]:
     """The feed-forward of an expert of every type."""
     is_one_class = backend.numeric_class == native.numeric_class
-    types = {
-        kind.name: guarded(lambda kind=kind: one_type(backend, native, size, kind, is_one_class)) for kind in GGMLType
-    }
+    types = {kind.name: guarded(partial(one_type, backend, native, size, kind, is_one_class)) for kind in GGMLType}
     holds = all(found["holds"] for found in types.values())
     return {"bar": BAR, "width": size.width, "hidden": size.hidden, "types": types, "holds": holds}
 
@@ -191,7 +190,7 @@ def operations(backend: DenseBackend, native: DenseBackend, size: Size) -> dict[
         ours, again, theirs = (result(case, b) for b in (backend, backend, native))
         return compared(ours, again, theirs, case.exact, is_one_class=is_one_class)
 
-    found = {name: guarded(lambda case=case: one(case)) for name, case in cases(size)}
+    found = {name: guarded(partial(one, case)) for name, case in cases(size)}
     return {"bar": BAR, "cases": found, "holds": all(case["holds"] for case in found.values())}
 
 
@@ -203,7 +202,8 @@ def operation(name: str, inputs: tuple[int, ...], out: int, **constants: Any) ->
 def given(slot: int, values: F32) -> Operation:
     """An embedding that puts row t of values into a slot: token t is row t."""
     data = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(-1)
-    return operation("embed", (), slot, weight=Matrix.of(GGMLType.F32, *values.shape, data))
+    rows, cols = values.shape
+    return operation("embed", (), slot, weight=Matrix.of(GGMLType.F32, rows, cols, data))
 
 
 def result(case: Case, backend: DenseBackend) -> F32:

@@ -18,78 +18,26 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import zmq
+from null_model import WIDTH, NullBackend, OneLayer
 
 from backbone.gate import new_key_pair
 from backbone.local_workers import WorkerSpec
 from backbone.swarm import Swarm
-from kernels.formats import GGMLType
-from kernels.interface import F32, I32, ExpertWeights, NumericClass
 from worker.cli import serve
 from worker.session import end_with, read_session
 
-WIDTH, INNER, EXPERTS, CHOSEN, WARM_UP = 2048, 4, 64, 8, 50
-
-
-class NullBackend:
-    """Rows of zeros, at no cost."""
-
-    name, device, numeric_class, threads = "null", "none", NumericClass(name="null"), 1
-
-    def __init__(self) -> None:
-        self._zeros = np.zeros((64, WIDTH), np.float32)
-
-    def load(self, experts: Mapping[int, ExpertWeights]) -> NullBackend:
-        return self
-
-    def rows(self, x: F32, pairs: I32) -> F32:
-        return self._zeros[: len(pairs)]
-
-
-class OneLayer:
-    """What a swarm asks of a model: one layer of small experts, in F32."""
-
-    path = Path("none")
-    numeric_class = NullBackend.numeric_class
-    expert_tensors: ClassVar = {0: {part: part for part in ("gate", "up", "down")}}
-
-    def __init__(self) -> None:
-        draw = np.random.default_rng(1)
-        self._data = {
-            part: draw.standard_normal((EXPERTS, INNER * WIDTH), np.float32) for part in self.expert_tensors[0]
-        }
-
-    def expert_count(self, layer: int) -> int:
-        return EXPERTS
-
-    def expert_width(self, layer: int) -> int:
-        return WIDTH
-
-    def activation(self, layer: int) -> str:
-        return "silu"
-
-    def slice_data(self, tensor: str, expert: int) -> memoryview:
-        return memoryview(self._data[tensor][expert]).cast("B")
-
-    def slice_shape(self, tensor: str) -> tuple[int, int]:
-        return (WIDTH, INNER) if tensor == "down" else (INNER, WIDTH)
-
-    def slice_type(self, tensor: str) -> GGMLType:
-        return GGMLType.F32
-
-    def rows(self, layer: int, expert: int, x: F32) -> F32:
-        raise SystemExit("a worker was lost: the figures would mean nothing")
+INNER, EXPERTS, CHOSEN, WARM_UP = 4, 64, 8, 50
 
 
 def measure(workers: int, calls: int) -> dict[str, Any]:
     """Microseconds beyond compute of `calls` layers."""
-    layer = OneLayer()
-    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--as-worker"]
+    layer = OneLayer(EXPERTS, INNER)
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-worker"]
     draw = np.random.default_rng(2)
     ids = [draw.permutation(EXPERTS)[None, :CHOSEN].astype(np.int32) for _ in range(64)]
     x = draw.standard_normal((1, WIDTH), np.float32)

@@ -142,8 +142,9 @@ def main() -> int:
     args = parser.parse_args()
     switch = Switch(args.delay_ms / 1e3, args.jitter_ms / 1e3, args.loss, args.mbit * 1e6 / 8)
     try:
-        found = [station(*each.split("=", 1), i) for i, each in enumerate(args.stations)]
-    except (OSError, subprocess.SubprocessError, TypeError) as error:
+        parts = [each.partition("=") for each in args.stations]
+        found = [station(namespace, address, i) for i, (namespace, _, address) in enumerate(parts)]
+    except (OSError, subprocess.SubprocessError) as error:
         print(f"wan.py: error: {error}; it needs root, /dev/net/tun, and namespaces that are there", file=sys.stderr)
         return 2
     with contextlib.suppress(OSError):  # a wire does not wait for a core

@@ -20,76 +20,31 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import zmq
+from null_model import PARTS, WIDTH, NullBackend, OneLayer
 
 from backbone.gate import Gate, Sent, new_key_pair
 from backbone.local_workers import WorkerSpec, start_worker
 from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
-from kernels.formats import GGMLType
-from kernels.interface import F32, I32, ExpertWeights, NumericClass
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
-from protocol.messages import CHUNK_BYTES, Assign, Chunk, Fetch, Hello, Ready, Welcome
+from protocol.messages import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Assign, Chunk, Fetch, Hello, Ready, Welcome
 from worker import state
 from worker.cache import SliceCache
 from worker.cli import serve
 from worker.session import end_with, read_session
 
-WIDTH, INNER = 2048, 115  #: a slice of 0.94 MB, as a matrix of an expert of Qwen3-30B-A3B in Q4_K
-PARTS = ("gate", "up", "down")
-
-
-class NullBackend:
-    """Takes experts and computes nothing."""
-
-    name, device, numeric_class, threads, memory_bytes = "null", "none", NumericClass(name="null"), 1, 0
-
-    def load(self, experts: Mapping[int, ExpertWeights]) -> NullBackend:
-        return self
-
-    def rows(self, x: F32, pairs: I32) -> F32:
-        raise SystemExit("nobody asks for rows here")
-
-
-class OneLayer:
-    """What a slice server asks of a model: one layer, in F32."""
-
-    path = Path("none")
-    expert_tensors: ClassVar = {0: {part: part for part in PARTS}}
-
-    def __init__(self, experts: int) -> None:
-        draw, self._experts = np.random.default_rng(1), experts
-        self._data = {part: draw.standard_normal((experts, INNER * WIDTH), np.float32) for part in PARTS}
-
-    def expert_count(self, layer: int) -> int:
-        return self._experts
-
-    def expert_width(self, layer: int) -> int:
-        return WIDTH
-
-    def activation(self, layer: int) -> str:
-        return "silu"
-
-    def slice_data(self, tensor: str, expert: int) -> memoryview:
-        return memoryview(self._data[tensor][expert]).cast("B")
-
-    def slice_shape(self, tensor: str) -> tuple[int, int]:
-        return (WIDTH, INNER) if tensor == "down" else (INNER, WIDTH)
-
-    def slice_type(self, tensor: str) -> GGMLType:
-        return GGMLType.F32
+INNER = 115  #: a slice of 0.94 MB, as a matrix of an expert of Qwen3-30B-A3B in Q4_K
 
 
 def fetched(layer: OneLayer, cache: str, in_flight: int) -> float:
     """Seconds from the assignment to ready."""
     gate, slices = Gate("tcp://127.0.0.1:*"), SliceServer(layer, share_path=False, digests=SliceDigests(layer))
     assign = Assign(1, 0, "silu", slices.grant("w", 0, range(layer.expert_count(0)), by_path=False))
-    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--as-worker", cache, str(in_flight)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-worker", cache, str(in_flight)]
     spec = WorkerSpec(backend="null")
     worker = start_worker("w", spec, endpoint=gate.endpoint, server_key=gate.public_key, model=None, command=command)
     gate.admit(worker.public_key)
@@ -169,8 +124,8 @@ def hashed(layer: OneLayer) -> float:
 
 def measure(megabytes: int, repetitions: int, in_flight: int) -> dict[str, Any]:
     """Megabytes a second of each way, medians, with what they were made of."""
-    layer = OneLayer(max(1, round(megabytes * 1e6 / (len(PARTS) * 4 * INNER * WIDTH))))
-    nbytes = layer.expert_count(0) * len(PARTS) * 4 * INNER * WIDTH
+    layer = OneLayer(max(1, round(megabytes * 1e6 / (len(PARTS) * 4 * INNER * WIDTH))), INNER)
+    nbytes = layer.nbytes
     seconds: dict[str, list[float]] = {"bare": [], "memory": [], "disk": []}
     for _ in range(repetitions):
         seconds["bare"].append(streamed(layer))
@@ -190,7 +145,7 @@ def measure(megabytes: int, repetitions: int, in_flight: int) -> dict[str, Any]:
 
 def work(folder: str, in_flight: int) -> None:
     """This file as the worker."""
-    state.CHUNKS_IN_FLIGHT = in_flight  # type: ignore[misc]
+    state.CHUNKS_IN_FLIGHT = in_flight  # type: ignore[attr-defined]
     session = read_session(sys.stdin)
     end_with(sys.stdin)
     serve(session, NullBackend(), SliceCache(Path(folder) / "slices", 1 << 40) if folder else None)
@@ -200,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=360)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--in-flight", type=int, default=state.CHUNKS_IN_FLIGHT, help="chunks asked for at once")
+    parser.add_argument("--in-flight", type=int, default=CHUNKS_IN_FLIGHT, help="chunks asked for at once")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = measure(args.megabytes, args.repetitions, args.in_flight)
@@ -208,7 +163,8 @@ def main() -> None:
         print(json.dumps(found))
         return
     rates, ratio = found["mb_per_s"], found["ratio"]
-    print(f"{found['bytes'] / 1e6:.0f} MB in chunks of 256 KiB, {found['in_flight']} in flight, MB/s (medians):")
+    size, chunk, in_flight = found["bytes"] / 1e6, CHUNK_BYTES >> 10, found["in_flight"]
+    print(f"{size:.0f} MB in chunks of {chunk} KiB, {in_flight} in flight, MB/s (medians):")
     print(f"bare ZeroMQ with CURVE  {rates['bare']:>6}")
     print(f"to a worker's memory    {rates['memory']:>6}  {ratio['memory']:.2f} of that")
     print(f"to a worker's disk      {rates['disk']:>6}  {ratio['disk']:.2f}")

@@ -1,8 +1,8 @@
 """A member's connection to the broker: kept up in a thread of its own, for as long as the process lives.
 
 What every topic is to hold is kept here, one state a topic: a newer one takes the place of one that is not out yet, and
-all of them are said again after each connection. Nothing here waits for the broker but this thread. It makes no
-connection itself: `connect` gives an aiomqtt.Client, which only `worker` and `backbone` import.
+all of them are said again after each connection. Nothing here waits for the broker but this thread. aiomqtt is of an
+extra: nothing else imports it, and that only when it is asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from .backoff import MOST_S, delay_s
+from .broker import Broker
+from .errors import ProtocolError
+from .presence import WILL
 from .schema import one_line
 
 TICK_S = 1.0
@@ -27,6 +30,16 @@ _KEPT_OUT = {
     134: "the broker does not know this user with this password; see EXPERTSWARM_MQTT_PASSWORD",
     135: "the broker does not let this user in with this password; see EXPERTSWARM_MQTT_PASSWORD",
 }
+
+
+def connector(broker: Broker, client_id: str, will_topic: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
+    """What makes a Link's connections. ProtocolError when aiomqtt is missing."""
+    try:
+        import aiomqtt
+    except ModuleNotFoundError:
+        raise ProtocolError("needs aiomqtt: pip install expertswarm[mqtt]") from None
+    options, will = broker.client_options(client_id), aiomqtt.Will(will_topic, WILL, qos=QOS, retain=True)
+    return lambda: aiomqtt.Client(will=will, **options)
 
 
 class Link:

@@ -32,8 +32,7 @@ THIRD_PARTY = {
 EXTRAS = {
     "kernels/device/opencl.py": "pyopencl",
     "kernels/device/cuda.py": "cupy",
-    "worker/presence.py": "aiomqtt",
-    "backbone/presence.py": "aiomqtt",
+    "protocol/presence_link.py": "aiomqtt",
 }
 MODULES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 DYNAMIC = {"__import__", "import_module", "exec", "eval"}
@@ -167,7 +166,7 @@ def test_presence_is_an_extra_of_the_worker() -> None:
 import worker.cli
 sys.exit(worker.cli.main(["join", "--cache", "0", "--mqtt", "mqtt://box"]))
 """)
-    told = "worker: error: --mqtt needs aiomqtt: pip install expertswarm[mqtt]\n"
+    told = "worker: error: --mqtt: needs aiomqtt: pip install expertswarm[mqtt]\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 

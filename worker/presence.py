@@ -8,16 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
 
 from protocol.broker import Broker, parse_broker
 from protocol.errors import ProtocolError
 from protocol.messages import MAX_NAME, Hello
 from protocol.presence import (
     MAX_TEXT,
-    WILL,
     Capabilities,
     Endpoint,
     Health,
@@ -32,7 +29,7 @@ from protocol.presence import (
     to_payload,
     worker_id,
 )
-from protocol.presence_link import Link
+from protocol.presence_link import Link, connector
 from protocol.schema import one_line
 
 from .activity import Activity
@@ -49,19 +46,10 @@ def broker_of(url: str, *, password: str, password_file: str, ca_file: str) -> B
     """The broker of a flag. UsageError when it cannot be used, or aiomqtt is missing."""
     try:
         broker = parse_broker(url, password=password, password_file=password_file, ca_file=ca_file)
-        _connector(broker, "", "")
+        connector(broker, "", "")
     except ProtocolError as error:
         raise UsageError(f"--mqtt: {error}") from None
     return broker
-
-
-def _connector(broker: Broker, client_id: str, will_topic: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
-    try:
-        import aiomqtt
-    except ModuleNotFoundError:
-        raise UsageError("--mqtt needs aiomqtt: pip install expertswarm[mqtt]") from None
-    options, will = broker.client_options(client_id), aiomqtt.Will(will_topic, WILL, qos=1, retain=True)
-    return lambda: aiomqtt.Client(will=will, **options)
 
 
 class Presence:
@@ -88,7 +76,7 @@ class Presence:
         self.close()
         self._identity, self._topic = identity, health_topic(swarm, worker)
         self._link = Link(
-            _connector(self._broker, worker, self._topic),
+            connector(self._broker, worker, self._topic),
             place=f"presence at {self._broker}",
             topics=[backbone_topic(swarm)],
             say=self._say,

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answers import bits, greedy
 from goldens import Golden, load
 from shared_data import GOLDEN
 from swarm_kit import NEVER_S, NoLocal, TinyExperts, ask, faulty, kill_when, pids_of, some_rows, swarm_of
@@ -28,7 +29,6 @@ from backbone.answerers import InProcess
 from backbone.class_map import ClassMap
 from backbone.commands.chat import Chat
 from backbone.engine import Answer, Engine, GenerateOptions
-from backbone.experts import ExpertSource
 from backbone.local_workers import WorkerSpec
 from backbone.model import Model
 from backbone.placement import Candidate, Plan
@@ -46,21 +46,6 @@ def swarm(model: Model, workers: Sequence[str], **options: Any) -> Swarm:
     options = {"local": model.local_experts, "hedge_s": NEVER_S} | options
     specs = [WorkerSpec(backend=name, threads=1 + i % 2) for i, name in enumerate(workers)]
     return Swarm(model, specs, **options)
-
-
-def bits(model: Model, experts: ExpertSource, tokens: Sequence[int], chunk: int = 512) -> bytes:
-    engine = Engine(model, experts, context=64, chunk_rows=chunk)
-    return engine.extend(engine.new_sequence(), tokens, want_all=True).tobytes()
-
-
-def greedy(model: Model, experts: ExpertSource, prompt: Sequence[int], count: int) -> list[int]:
-    engine, ids = Engine(model, experts, context=64), list[int]()
-    sequence = engine.new_sequence()
-    row = engine.extend(sequence, prompt)[0]
-    while len(ids) < count:
-        ids.append(int(np.argmax(row)))
-        row = engine.step(sequence, ids[-1])
-    return ids
 
 
 def kill(pid: int) -> None:

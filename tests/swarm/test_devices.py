@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answers import bits, greedy
 from device_kit import needs_opencl
 from faulty_device import FaultyDevice
 from goldens import Golden, load
 from swarm_kit import NEVER_S, NoLocal, faulty
 
 from backbone.discovery import DEMO
-from backbone.engine import Engine
-from backbone.experts import ExpertSource, LocalExperts
+from backbone.experts import LocalExperts
 from backbone.local_workers import WorkerSpec
 from backbone.model import Model
 from backbone.swarm import Swarm
@@ -37,21 +37,6 @@ DEMO_TOKENS = [5, 300, 41, 7, 1000, 12, 450, 8, 77, 2000]
 def swarm(model: Model, workers: Sequence[str], **options: Any) -> Swarm:
     specs = [WorkerSpec(backend=name, threads=1) for name in workers]
     return Swarm(model, specs, **({"local": NoLocal(), "hedge_s": NEVER_S} | options))
-
-
-def logits(model: Model, experts: ExpertSource, tokens: Sequence[int], chunk: int = 512) -> bytes:
-    engine = Engine(model, experts, context=64, chunk_rows=chunk)
-    return engine.extend(engine.new_sequence(), tokens, want_all=True).tobytes()
-
-
-def greedy(model: Model, experts: ExpertSource, prompt: Sequence[int], count: int) -> list[int]:
-    engine, ids = Engine(model, experts, context=64), list[int]()
-    sequence = engine.new_sequence()
-    row = engine.extend(sequence, prompt)[0]
-    while len(ids) < count:
-        ids.append(int(np.argmax(row)))
-        row = engine.step(sequence, ids[-1])
-    return ids
 
 
 @pytest.fixture(params=[*FAMILIES, "the demo model"])
@@ -95,7 +80,7 @@ def test_native_and_opencl_give_the_bits_of_one_process_whoever_holds_what(
     model_and_tokens: tuple[Model, list[int]],
 ) -> None:
     model, tokens = model_and_tokens
-    expected = logits(model, model.local_experts, tokens)
+    expected = bits(model, model.local_experts, tokens)
     for workers, share_path in (
         (["opencl", "native"], True),
         (["native", "opencl", "opencl"], False),
@@ -103,7 +88,7 @@ def test_native_and_opencl_give_the_bits_of_one_process_whoever_holds_what(
     ):
         with swarm(model, workers, share_path=share_path) as running:
             for chunk in (1, 5, 64):
-                assert logits(model, running, tokens, chunk) == expected
+                assert bits(model, running, tokens, chunk) == expected
             assert all(report.calls > 0 for report in running.report())
 
 
@@ -133,10 +118,10 @@ def test_a_worker_whose_device_fails_costs_its_calls_alone(
 ) -> None:
     import re
 
-    expected = logits(model, model.local_experts, TOKENS)
+    expected = bits(model, model.local_experts, TOKENS)
     with swarm(model, ["opencl"], local=model.local_experts, command=faulty(f"device:{fault}")) as workers:
         for chunk in (2, 64):
-            assert logits(model, workers, TOKENS, chunk) == expected
+            assert bits(model, workers, TOKENS, chunk) == expected
         assert [report.state for report in workers.report()] == ["lost"]
         assert workers.local_calls > 0
         assert workers.class_changes == []
@@ -156,11 +141,11 @@ def device_backend(**faults: int) -> DeviceBackend:
 def test_what_the_backbones_device_cannot_do_the_cpu_does(
     model: Model, faults: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = logits(model, model.local_experts, TOKENS)
+    expected = bits(model, model.local_experts, TOKENS)
     weights = lambda layer: {e: model.expert(layer, e) for e in range(model.expert_count(layer))}  # noqa: E731
     experts = LocalExperts(device_backend(**faults), weights)
     experts.is_here = False  # type: ignore[misc] - the dense path stays on the CPU, the experts on the device
-    assert logits(model, experts, TOKENS, 3) == expected
+    assert bits(model, experts, TOKENS, 3) == expected
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert NAME in warnings[0]
@@ -170,7 +155,7 @@ def test_what_the_backbones_device_cannot_do_the_cpu_does(
 def test_a_dense_path_on_the_device_with_experts_that_do_not_fit_there(arch_model: Find) -> None:
     path = arch_model("qwen3moe")
     model = load(path, backend="native")
-    expected = logits(model, model.local_experts, TOKENS)
+    expected = bits(model, model.local_experts, TOKENS)
     whole = load(path, backend="opencl")
     dense = whole.backend
     assert isinstance(dense, DeviceBackend)
@@ -180,10 +165,10 @@ def test_a_dense_path_on_the_device_with_experts_that_do_not_fit_there(arch_mode
     small = LocalExperts(device_backend(memory=one_layer + 1000), weights)
     banks = [small.bank(layer) for layer in model.expert_tensors]
     assert len({type(bank).__name__ for bank in banks}) == 2
-    assert logits(whole, whole.local_experts, TOKENS, 3) == expected
+    assert bits(whole, whole.local_experts, TOKENS, 3) == expected
     mixed = load(path, backend="opencl")
     mixed.local_experts._banks[1] = make_backend("native").load(weights(1))
-    assert logits(mixed, mixed.local_experts, TOKENS, 3) == expected
+    assert bits(mixed, mixed.local_experts, TOKENS, 3) == expected
 
 
 def test_without_a_stand_in_of_its_class_a_failure_is_told(model: Model) -> None:

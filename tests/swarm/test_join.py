@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from join_kit import PATIENCE_S, Door, Joiner, joiners
+from join_kit import PATIENCE_S, Door, Joiner
 
 from protocol.invite import Invite
 from protocol.messages import Drain, Goodbye, Hello, Refused, Welcome
@@ -23,12 +23,6 @@ def door(tmp_path: Path) -> Iterator[Door]:
     door = Door(tmp_path / "backbone")
     yield door
     door.close()
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with joiners() as start:
-        yield start
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:

@@ -8,14 +8,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from goldens import Golden, load
-from join_kit import Joiner, joiners
+from join_kit import Joiner
 from relay import Relay
 from swarm_kit import NEVER_S, NoLocal
 
@@ -33,12 +33,6 @@ Find = Callable[[str], Path]
 Start = Callable[..., Joiner]
 TOKENS = Golden("qwen3moe").data()["tokens"].tolist()[:20]
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with joiners() as starter:
-        yield starter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from join_kit import Door, Joiner, joiners
+from join_kit import Door, Joiner
 from swarm_kit import TinyExperts
 
 from backbone.slice_digests import SliceDigests
@@ -31,12 +31,6 @@ def door(tmp_path: Path, model: TinyExperts) -> Iterator[Door]:
     door = Door(tmp_path / "backbone", slices=SliceServer(model, share_path=False, digests=SliceDigests(model)))
     yield door
     door.close()
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with joiners() as start:
-        yield start
 
 
 def size_of(model: TinyExperts) -> int:

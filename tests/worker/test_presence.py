@@ -87,7 +87,7 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     Link.made = []
     monkeypatch.setattr(presence, "Link", Link)
-    monkeypatch.setattr(presence, "_connector", lambda *args: None)
+    monkeypatch.setattr(presence, "connector", lambda *args: None)
     told = Told()
     clock = SimpleNamespace(time=lambda: told.now, monotonic=lambda: told.now)
     monkeypatch.setattr(presence, "time", clock)

@@ -60,9 +60,7 @@ def test_opencl_c_without_extensions_has_neither_double_nor_half(fault: tuple[st
         device_checks.opencl_c(with_fault(fault), DEFINES)
 
 
-@pytest.mark.parametrize("program", list(all_programs()), ids=lambda p: p.name)
-@pytest.mark.parametrize("word", ["nvrtc", "hip", "clang"])
-def test_every_program_compiles_everywhere(word: str, program: Program) -> None:
+def compile_with(word: str, program: Program, *extensions: str) -> None:
     need(word)
     if word == "nvrtc":
         for target in CUDA_TARGETS:
@@ -71,21 +69,20 @@ def test_every_program_compiles_everywhere(word: str, program: Program) -> None:
         for target in HIP_TARGETS:
             device_checks.hip(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
     else:
-        device_checks.opencl_c(program.source, program.defines)
+        device_checks.opencl_c(program.source, program.defines, *extensions)
+
+
+@pytest.mark.parametrize("program", list(all_programs()), ids=lambda p: p.name)
+@pytest.mark.parametrize("word", ["nvrtc", "hip", "clang"])
+def test_every_program_compiles_everywhere(word: str, program: Program) -> None:
+    compile_with(word, program)
 
 
 @pytest.mark.parametrize("program", list(all_programs("f16")), ids=lambda p: p.name)
 @pytest.mark.parametrize("word", ["nvrtc", "hip", "clang"])
 def test_every_program_with_f16_sums_compiles_where_there_is_f16(word: str, program: Program) -> None:
-    need(word)
-    if word == "nvrtc":
-        for target in CUDA_TARGETS:
-            device_checks.nvrtc(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
-    elif word == "hip":
-        for target in HIP_TARGETS:
-            device_checks.hip(program.source, {**program.defines, "EXACT_DIVIDE": "1"}, target)
-    else:
-        device_checks.opencl_c(program.source, program.defines, F16_EXTENSION)
+    compile_with(word, program, F16_EXTENSION)
+    if word == "clang":
         with pytest.raises(Refused, match="half"):
             device_checks.opencl_c(program.source, program.defines)
 

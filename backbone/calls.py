@@ -141,6 +141,7 @@ class Member:
     in_flight: set[int] = field(default_factory=set)
     pace: Pace = field(default_factory=Pace)
     heard_s: float = -math.inf  #: when it answered last
+    worked_s: float = 0.0  #: what all had worked by then
     free_s: float = -math.inf  #: when it has done all that it was asked for, as far as that is known
     strays: int = 0  #: calls in flight that others, who were asked too, did first
     late: int = 0  #: calls that another did first, since the last that it answered in time

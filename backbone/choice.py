@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .calls import Flight, Member
 
-STALE_S = 30.0  #: how long a worker's pace is believed, when it is compared with others'
 ALIKE = 2.0  #: workers whose rows take no more than so many times as long as the fastest one's share rows evenly
 _LAST = 1e9  #: seconds; behind whoever has less
 
@@ -33,10 +32,14 @@ def choose_among(
     chosen: dict[str, list[int]],
     members: Mapping[str, Member],
     flights: Iterable[Flight],
+    worked_s: float,
     now_s: float,
 ) -> None:
-    """Add experts that several hold to what each member is asked for already. `load`: rows of each expert."""
-    rates = _rates(members, now_s)
+    """Add experts that several hold to what each member is asked for already.
+
+    `load`: rows of each expert. `worked_s`: by all members so far.
+    """
+    rates = _rates(members, worked_s)
     busy_s = _busy_s(members, flights, rates, now_s)
     for name, given in chosen.items():
         busy_s[name] += sum([load[expert] for expert in given]) * rates[name]
@@ -47,11 +50,9 @@ def choose_among(
         chosen.setdefault(name, []).append(expert)
 
 
-def _rates(members: Mapping[str, Member], now_s: float) -> dict[str, float]:
+def _rates(members: Mapping[str, Member], worked_s: float) -> dict[str, float]:
     """Seconds a row of each member; those that are about as fast as the best, or not known, count as the best."""
-    known = {
-        name: member.pace.s_per_row if now_s - member.heard_s < STALE_S else 0.0 for name, member in members.items()
-    }
+    known = {name: member.pace.row_s(worked_s - member.worked_s) for name, member in members.items()}
     best = min([rate for rate in known.values() if rate], default=1.0)
     return {name: rate if rate > ALIKE * best else best for name, rate in known.items()}
 

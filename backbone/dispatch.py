@@ -76,6 +76,7 @@ class Dispatcher:
         self._calls: dict[int, Flight] = {}
         self._open: dict[int, Ticket] = {}
         self._seq = 0
+        self._worked_s = 0.0  #: by all members: the round trips of all answers
 
     # ---- questions
 
@@ -181,8 +182,10 @@ class Dispatcher:
         self._end(flight)
         member = self._members[worker]
         round_trip_s, since_last_s = now_s - flight.sent_s, now_s - member.heard_s
-        member.pace.answered(len(call.experts), call.pairs, round_trip_s, since_last_s, compute_s)
-        member.heard_s = now_s
+        others_s = self._worked_s - member.worked_s
+        member.pace.answered(len(call.experts), call.pairs, round_trip_s, since_last_s, compute_s, others_s)
+        self._worked_s += round_trip_s
+        member.heard_s, member.worked_s = now_s, self._worked_s
         if not member.in_flight:
             member.free_s = -math.inf
         self._awake(worker)
@@ -315,7 +318,7 @@ class Dispatcher:
             return []
         flight.is_hedged = asked.is_hedged = True
         chosen: dict[str, list[int]] = {}
-        choose_among(others, asked.load, chosen, self._members, self._calls.values(), now_s)
+        choose_among(others, asked.load, chosen, self._members, self._calls.values(), self._worked_s, now_s)
         actions: list[Action] = [
             Send(self._call(call.ticket, name, mine, now_s, is_hedge=True)) for name, mine in chosen.items()
         ]
@@ -417,7 +420,7 @@ class Dispatcher:
             else:
                 chosen[name] = [expert]
         if several:
-            choose_among(several, load, chosen, self._members, self._calls.values(), now_s)
+            choose_among(several, load, chosen, self._members, self._calls.values(), self._worked_s, now_s)
         actions: list[Action] = [Send(self._call(ticket, name, mine, now_s)) for name, mine in chosen.items()]
         # What is sent first runs while the rest is computed here.
         if slow:

@@ -140,7 +140,8 @@ class Gate:
             # A peer that chose its id could come by what is meant for another, once that one's connection is gone.
             self._lines.hang_up(fd, "it chose its routing id")
             return None
-        self._lines.took(fd, nbytes, count)
+        if not self._lines.took(fd, nbytes, count):
+            return None
         return first.get("User-Id").encode(), route, frames  # the key is the connection's own
 
     def send(self, route: bytes, frames: Sequence[Any], *, copy: bool = True) -> Sent:

@@ -274,6 +274,11 @@ class Joining:
         if isinstance(message, Attach):
             peer.weights_route = route
             return []
+        if peer.is_lost:  # what was on its way when it was given up, of which its log and ours have told
+            self._roster.dropped += 1
+            if isinstance(message, Fetch):
+                self.send(route, Refused("the backbone has given this worker up"))
+            return []
         if isinstance(message, Fetch) and route == peer.weights_route:
             return self._on_fetch(peer, route, message)
         if route != peer.calls_route:

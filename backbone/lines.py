@@ -2,7 +2,7 @@
 
 ZeroMQ bounds a frame and counts messages, but a message of frames without end is none yet, and what comes before the
 handshake is done is as large as any frame: either would fill the memory. A line that has sent more than anybody here
-could have asked for is hung up.
+could have asked for is hung up, and a message that was quicker than the watcher is not heard.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ log = logging.getLogger(__name__)
 FIRST_BYTES = 2 << 20  #: of handshake and greeting; a greeting is at most half of it
 FRAME_BYTES = 48  #: around each frame, at most: its header on the wire, nonce, authenticator
 IDLE_BYTES_S = 128  #: of heartbeats, which are never taken
-TICK_MS = 100
+TICK_MS = 100  #: between two looks at lines of which a message was taken: their keys are known here
+FIRST_TICK_MS = 10  #: while there is one that may be anybody's
 MOST_LINES = 1024
 _TCP_INFO_BYTES, _BYTES_RECEIVED = 192, 128  #: of Linux's tcp_info; where in it tcpi_bytes_received stands
+_TOO_MANY = "more bytes came than any message that was asked for"
 _NEWS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 
@@ -61,20 +63,28 @@ class Lines:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def took(self, fd: int, nbytes: int, frames: int) -> None:
-        """A message was received over the connection of this descriptor."""
+    def took(self, fd: int, nbytes: int, frames: int) -> bool:
+        """A message was received over the connection of this descriptor; False when nobody could have asked for it."""
         line = self._lines.get(fd)
+        most = self._most_of(line)
+        if nbytes > most:
+            self.hang_up(fd, _TOO_MANY, f"{nbytes}; at most {most} are allowed")
+            return False
         if line is not None:
             line.taken += nbytes + frames * FRAME_BYTES
             line.is_heard = True
+        return True
 
-    def hang_up(self, fd: int, reason: str) -> None:
+    def _most_of(self, line: _Line | None) -> int:
+        return self.most_unread if line is None or line.is_heard else FIRST_BYTES
+
+    def hang_up(self, fd: int, reason: str, figures: str = "") -> None:
         """Hang up on a connection that sent what nobody hears."""
         line = self._lines.get(fd)
         if line is None:
             self.hung_up += 1  # it cannot be reached; what it sends is not heard
         else:
-            self._hang_up(line, reason)
+            self._hang_up(line, reason, figures)
 
     def close(self) -> None:
         """Watch no more; before the listener is closed."""
@@ -88,7 +98,8 @@ class Lines:
 
     def _watch(self) -> None:
         while True:
-            has_news = self._monitor.poll(TICK_MS if self._lines else None)
+            is_anybodys = any(not line.is_heard for line in self._lines.values())
+            has_news = self._monitor.poll((FIRST_TICK_MS if is_anybodys else TICK_MS) if self._lines else None)
             while has_news and self._monitor.poll(0):
                 news = recv_monitor_message(self._monitor)
                 if news["event"] == zmq.EVENT_MONITOR_STOPPED:
@@ -122,7 +133,7 @@ class Lines:
     def _make_room(self) -> None:
         """Too many: the oldest that nothing was heard of goes, else the oldest."""
         fd = min(self._lines, key=lambda fd: (self._lines[fd].is_heard, self._lines[fd].since))
-        self._hang_up(self._lines[fd], f"there are more than {self._most}")
+        self._hang_up(self._lines[fd], "there are too many", f"more than {self._most}")
         self._forget(fd)
 
     def _look(self, line: _Line, now_s: float) -> None:
@@ -133,18 +144,19 @@ class Lines:
             return
         line.taken = min(received, line.taken)  # what frames do not need does not add up
         unread = received - line.taken - int((now_s - line.since) * IDLE_BYTES_S)
-        if unread > (most := self.most_unread if line.is_heard else FIRST_BYTES):
-            self._hang_up(line, f"{unread} bytes came that are no whole message; at most {most} are allowed")
+        if unread > (most := self._most_of(line)):
+            self._hang_up(line, _TOO_MANY, f"{unread}; at most {most} are allowed")
 
-    def _hang_up(self, line: _Line, reason: str) -> None:
+    def _hang_up(self, line: _Line, reason: str, figures: str) -> None:
         self.hung_up += 1
         try:
             host = line.socket.getpeername()[0]
             line.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it has gone already, or was hung up before
-        if (tail := self._repeats.tail(reason[:8], time.monotonic())) is not None:
-            log.warning("a connection from %s was hung up: %s%s", host, reason, tail)
+        if (tail := self._repeats.tail(reason, time.monotonic())) is not None:
+            told = f"{reason}: {figures}" if figures else reason
+            log.warning("a connection from %s was hung up: %s%s", host, told, tail)
 
     def _forget(self, fd: int) -> None:
         line = self._lines.pop(fd, None)

@@ -612,6 +612,31 @@ def test_the_faster_of_two_holders_gets_more() -> None:
     assert {c.worker: c.pairs for c in calls} == {"a": 3, "b": 1}
 
 
+def test_who_was_slow_once_is_not_left_out() -> None:
+    holds = {0: (0, 1, 2, 3)}
+    dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))
+    for ticket in range(1, 20):
+        calls = sent(issue(dispatcher, dict.fromkeys(range(4), 1), ticket, float(ticket)))
+        for call in sorted(calls, key=lambda call: call.worker):
+            taken_s = 0.05 if (call.worker, ticket) == ("b", 2) else 0.001
+            answer(dispatcher, call, now_s=ticket + taken_s, compute_s=taken_s)
+    assert {c.worker: c.pairs for c in calls} == {"a": 2, "b": 2}
+
+
+def test_who_was_slow_at_first_is_asked_again_once_others_have_worked_for_long() -> None:
+    holds = {0: (0, 1, 2, 3)}
+    dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))
+    shares = []
+    for ticket in range(1, 6000):
+        calls = sent(issue(dispatcher, dict.fromkeys(range(4), 1), ticket, float(ticket)))
+        for call in sorted(calls, key=lambda call: call.worker):
+            taken_s = 0.4 if (call.worker == "b" and ticket < 8) else 0.05
+            answer(dispatcher, call, now_s=ticket + taken_s, compute_s=taken_s)
+        shares.append({c.worker: c.pairs for c in calls})
+    assert shares[8] == {"a": 4}
+    assert shares[-1] == {"a": 2, "b": 2}
+
+
 def test_workers_that_are_about_as_fast_share_evenly_whatever_their_wires() -> None:
     holds = {0: (0, 1, 2, 3)}
     dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))

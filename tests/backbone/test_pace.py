@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backbone.pace import NEEDED, OUTLIER, Pace
+from backbone.pace import NEEDED, OUTLIER, STALE_ROWS, STALE_S, Pace
 
 
 def answered(pace: Pace, taken_s: float, times: int = 1, experts: int = 4, rows: int = 4) -> None:
@@ -47,6 +47,28 @@ def test_one_outlier_moves_it_by_a_factor_at_most_and_a_lasting_change_is_learnt
     assert pace.s_per_row == pytest.approx(0.25, rel=0.1)
 
 
+def test_one_slow_answer_at_first_does_not_settle_what_a_row_takes() -> None:
+    pace = Pace()
+    answered(pace, 0.1)
+    answered(pace, 4.0)
+    assert pace.s_per_row == 0.0  # not known: who seems slow is asked no more
+    answered(pace, 0.4, NEEDED - 1)
+    assert pace.s_per_row == pytest.approx(0.1)
+
+
+def test_who_was_left_alone_while_others_worked_is_measured_anew() -> None:
+    pace = Pace()
+    answered(pace, 4.0, 1 + NEEDED)
+    assert pace.row_s(STALE_ROWS * 1.0) == pytest.approx(1.0)
+    assert pace.row_s(STALE_ROWS * 1.01) == 0.0
+    pace.answered(4, 4, 9.0, 9.0, 9.0, STALE_ROWS * 1.01)
+    answered(pace, 0.4, NEEDED - 1)
+    assert pace.s_per_row == 0.0
+    answered(pace, 0.4)
+    assert pace.row_s(STALE_S) == pytest.approx(0.1)
+    assert pace.row_s(STALE_ROWS * 0.1 + 1) == 0.0
+
+
 def test_what_varies_has_more_time() -> None:
     steady, varying = Pace(), Pace()
     answered(steady, 0.02, 40)
@@ -66,7 +88,7 @@ def test_what_varies_has_more_time() -> None:
 )
 def test_a_calls_own_time(round_trip_s: float, since_last_s: float, compute_s: float, taken_s: float) -> None:
     pace = Pace()
-    for _ in range(2):
+    for _ in range(1 + NEEDED):
         pace.answered(2, 2, round_trip_s, since_last_s, compute_s)
     (estimate,) = pace._sizes.values()
     assert estimate.mean_s == pytest.approx(taken_s)

@@ -15,6 +15,7 @@ from swarm_kit import NoLocal, ask, by_index, some_rows
 from wire import raw, tensors_of
 from zmq.utils import z85
 
+from backbone import lines
 from backbone.gate import Sent, new_key_pair
 from backbone.invite_book import BOOK
 from backbone.lines import FIRST_BYTES
@@ -323,7 +324,11 @@ def test_no_worker_from_elsewhere_keeps_the_swarm_from_starting(house: House, ca
         assert swarm.report()[0].state in ("serving", "loading")
 
 
-def test_a_message_beyond_what_was_asked_for_is_cut_off(house: House, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("tick_ms", [lines.TICK_MS, 600_000], ids=["watched", "quicker"])
+def test_a_message_beyond_what_was_asked_for_is_cut_off(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tick_ms: int
+) -> None:
+    monkeypatch.setattr(lines, "TICK_MS", tick_ms)
     x, ids = some_rows(house.model)
     with house.open() as swarm:
         client = house.client(house.enrolled("phone"))
@@ -333,7 +338,8 @@ def test_a_message_beyond_what_was_asked_for_is_cut_off(house: House, caplog: py
         house.until(lambda: swarm.refused >= 1)
         assert ask(swarm, 0, x, ids).tobytes() == house.model.local().send(0, x, ids).tobytes()
         client.close(linger=0)
-    assert "was hung up" in caplog.text
+    assert swarm.dropped == 0  # nobody read it
+    assert "was hung up: more bytes came than any message that was asked for" in caplog.text
 
 
 def test_plain_tcp_fills_no_memory_before_the_handshake(house: House, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,13 +125,15 @@ def _open_backend(name: str, options: Options) -> DenseBackend:
 
 
 @contextmanager
-def open_session(settings: Settings, door: Door | None = None) -> Iterator[Session]:
+def open_session(
+    settings: Settings, door: Door | None = None, *, backend: DenseBackend | None = None
+) -> Iterator[Session]:
     """Load the model that the settings name and start its workers; end them with the block.
 
-    Through a door workers come in from elsewhere, too.
+    Through a door workers come in from elsewhere, too. `backend` is the backbone's own, in place of the settings'.
     """
     path = resolve_model(settings.model, os.environ)
-    backend = open_own_backend(settings)
+    backend = backend or open_own_backend(settings)
     workers = parse_workers(settings.workers or (DEMO_WORKERS if path == DEMO else "0"), backend.name)
     as_asked = backend.numeric_class.accumulation == settings.accumulation
     for name in set(workers) - ({backend.name} if as_asked else set()):

@@ -37,6 +37,10 @@ class Settings:
     def __getitem__(self, name: str) -> Setting:
         return self._found[name]
 
+    def but(self, other: Mapping[str, Setting]) -> Settings:
+        """These, with others in place of some."""
+        return Settings({**self._found, **other})
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self._found[name].value

@@ -29,7 +29,7 @@ class Error:
     least_cosine: float  #: the smallest cosine of a row and its exact one
 
 
-def error_of(ours: F32, exact: F64) -> Error:
+def error_of(ours: F32 | F64, exact: F64) -> Error:
     """The error of rows [T, W]. A row with a value that is no finite number is infinitely far."""
     mine = ours.astype(np.float64)
     bad: NDArray[np.bool_] = np.logical_not(np.isfinite(mine).all(axis=1))
@@ -75,7 +75,7 @@ def matmul(x: F64, weight: Matrix) -> F64:
     return out
 
 
-def expert_rows(expert: ExpertWeights, x: F32) -> F64:
+def expert_rows(expert: ExpertWeights, x: F32 | F64) -> F64:
     """An expert's unweighted rows [T, W]."""
     wide = x.astype(np.float64)
     gate, up = matmul(wide, expert.gate), matmul(wide, expert.up)
@@ -87,13 +87,13 @@ def expert_rows(expert: ExpertWeights, x: F32) -> F64:
     return down if expert.down_bias is None else down + expert.down_bias
 
 
-def rms_norm(x: F32, weight: F32, eps: float) -> F64:
+def rms_norm(x: F32 | F64, weight: F32, eps: float) -> F64:
     """x / sqrt(mean(x * x) + eps) * weight, [T, W]."""
     wide = x.astype(np.float64)
     return np.asarray(wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight)
 
 
-def softmax(x: F32) -> F64:
+def softmax(x: F32 | F64) -> F64:
     """exp(x - max) / sum over the row."""
     return _softmax(x.astype(np.float64))
 
@@ -103,7 +103,7 @@ def _softmax(wide: F64) -> F64:
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def rope(x: F32, cos: F32, sin: F32, heads: int, *, neighbours: bool) -> F64:
+def rope(x: F32 | F64, cos: F32 | F64, sin: F32 | F64, heads: int, *, neighbours: bool) -> F64:
     """x [T, H * D] turned by cos and sin [T, n/2]: halves (i, i + n/2), or neighbours (2i, 2i + 1)."""
     out = x.astype(np.float64).reshape(len(x), heads, -1)
     half = cos.shape[1]

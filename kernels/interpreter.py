@@ -1,4 +1,4 @@
-"""The reference's way to run a program: one function of `reference` after the other. Slow, and the specification.
+"""A program as one function after the other: those of `reference`, which specify it, or those of the float64 oracle.
 
 Each operation makes new arrays; nothing here is a view that could change under a reader.
 """
@@ -6,7 +6,7 @@ Each operation makes new arrays; nothing here is a view that could change under 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,17 @@ from .state import Chosen, KeyValues, Rows, Sequence
 
 
 @dataclass(frozen=True, slots=True)
+class Functions:
+    """What operations do, by name, and what is worked out once of an operation's numbers and tensors."""
+
+    operations: Mapping[str, Callable[..., Any]]
+    prepared: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
+REFERENCE = Functions(reference.OPERATIONS, reference.PREPARED)
+
+
+@dataclass(frozen=True, slots=True)
 class _Bound:
     function: Callable[..., Any]
     operation: Operation
@@ -32,17 +43,17 @@ class _Bound:
     part: int
 
 
-def _bound(operation: Operation, part: int) -> _Bound:
+def _bound(operation: Operation, part: int, functions: Functions) -> _Bound:
     if operation.name == "experts":
         return _Bound(partial(_experts, operation), operation, needs_rows=False, part=part)
-    function = reference.OPERATIONS[operation.name]
+    function = functions.operations[operation.name]
     wanted = inspect.signature(function).parameters
     constants = dict(operation.constants)
     if "memory" in wanted:
         constants["memory"] = operation.memory
     if "layer" in wanted:
         constants["layer"] = operation.layer
-    prepare = reference.PREPARED.get(operation.name)
+    prepare = functions.prepared.get(operation.name)
     fixed = partial(function, **(prepare(constants) if prepare else constants))
     return _Bound(fixed, operation, needs_rows="rows" in wanted, part=part)
 
@@ -56,10 +67,11 @@ def _experts(operation: Operation, x: F32, chosen: Chosen) -> F32:
 
 
 class Interpreter:
-    """A program bound to the reference."""
+    """A program bound to functions."""
 
-    def __init__(self, operations: Seq[Operation], slot_widths: Seq[int]) -> None:
-        self._bound = tuple(_bound(*each) for each in zip(operations, parts(operations), strict=True))
+    def __init__(self, operations: Seq[Operation], slot_widths: Seq[int], functions: Functions = REFERENCE) -> None:
+        both = zip(operations, parts(operations), strict=True)
+        self._bound = tuple(_bound(operation, part, functions) for operation, part in both)
         self._slots = len(slot_widths)
         self._memories = 1 + max((operation.memory for operation in operations), default=-1)
 

@@ -51,12 +51,12 @@ class KeyValues:
 
 def _room(cache: F32 | None, length: int, row: F32) -> F32:
     if cache is None:
-        return np.empty((row.shape[0], BLOCK, row.shape[1]), np.float32)
+        return np.empty((row.shape[0], BLOCK, row.shape[1]), row.dtype)
     if length < cache.shape[1]:
         return cache
     # By half as much again: growing block by block would copy a long context over and over.
     extent = (length * 3 // 2 // BLOCK + 1) * BLOCK
-    grown = np.empty((cache.shape[0], extent, cache.shape[2]), np.float32)
+    grown = np.empty((cache.shape[0], extent, cache.shape[2]), cache.dtype)
     grown[:, :length] = cache
     return grown
 

@@ -34,6 +34,7 @@ FLAGS = (
     *("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
 )
+PLAIN = ("-DLANES_PLAIN",)  #: the same bits without the CPU's vectors: what others are compared with
 TIMEOUT_S = 300
 INSTALL = "install a C compiler (apt install gcc, pkg install clang) or 'pip install expertswarm[compiler]'"
 
@@ -80,12 +81,15 @@ class CacheUnavailable(BackendUnavailable):
     """The cache folder is at fault: no other compiler helps."""
 
 
-def load(environ: Mapping[str, str] = os.environ) -> ctypes.CDLL:
-    """The library for this machine, compiled if need be. BackendUnavailable says what is missing and how to get it."""
-    problems, folder = list[str](), cache_folder(environ)
+def load(environ: Mapping[str, str] = os.environ, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library for this machine, compiled if need be. BackendUnavailable says what is missing and how to get it.
+
+    `flags` are given to the compiler beside those of every build, which are kept apart.
+    """
+    problems, folder = list[str](), cache_folder(environ) / ("others" if flags else "")
     for command in compilers(environ):
         try:
-            library = ctypes.CDLL(str(built(command, (*FLAGS, *cpu_flags()), folder)))
+            library = ctypes.CDLL(str(built(command, (*FLAGS, *flags, *cpu_flags()), folder)))
         except CacheUnavailable as error:
             raise BackendUnavailable(f"native: {error}") from None
         except (BackendUnavailable, OSError) as error:
@@ -95,7 +99,7 @@ def load(environ: Mapping[str, str] = os.environ) -> ctypes.CDLL:
         for problem in problems:
             log.warning("native: %s; %s was taken", problem, shlex.join(command))
         return library
-    if (made_before := _made_before(folder)) is not None:
+    if not flags and (made_before := _made_before(folder)) is not None:
         return made_before
     why = "; ".join(problems) if problems else "there is no C compiler"
     raise BackendUnavailable(f"native: {why}; {INSTALL}")

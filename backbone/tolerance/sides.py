@@ -1,0 +1,175 @@
+"""What is compared: each side gives logits, routing and residuals of tokens, as far as it has them.
+
+Legend: T rows, V vocabulary, W width, E experts, k chosen ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.interface import F32, I32, DenseBackend
+from kernels.state import Taps
+
+from ..engine import Engine
+from ..experts import ExpertSource
+from ..session import Session
+from .measures import Floats
+from .passage import Passage
+
+Given = Mapping[int, NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a side has of some rows. What it has not is empty."""
+
+    logits: Floats  # [T, V]
+    ids: Given = field(default_factory=dict)  # layer: [T, k]
+    scores: Mapping[int, Floats] = field(default_factory=dict)  # layer: [T, E], what top_k chose by
+    residuals: Mapping[int, Floats] = field(default_factory=dict)  # layer: [T, W]
+
+
+class Walk(Protocol):
+    """A window on its way through a side."""
+
+    def run(self, tokens: Sequence[int], given: Given | None) -> Piece:
+        """The next rows of the window. `given`: routing to take in place of one's own, where there is a router."""
+
+
+class Side(Protocol):
+    """One of the two that are compared."""
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What a report says of it: what was asked for, kind, backend, classes, device, precision."""
+
+    @property
+    def numeric_class(self) -> str:
+        """Equal ones promise equal bits; empty where nothing is known."""
+
+    @property
+    def precision(self) -> str:
+        """f64, f32, i16, f16 or outside: by which bars it is judged."""
+
+    @property
+    def passage(self) -> Passage | None:
+        """The tokens that it has figures of, where it has them of no others."""
+
+    @property
+    def backend(self) -> DenseBackend | None:
+        """What computes single operations, where it is one backend."""
+
+    @property
+    def session(self) -> Session | None:
+        """The model, where it is run here."""
+
+    def begin(self, window: int) -> Walk | None:
+        """Start on a window of the passage; None where logits cannot be had."""
+
+    def rows(self, layer: int, x: F32, ids: I32) -> Floats | None:
+        """Unweighted rows [T, k, W] of experts ids [T, k] for x [T, W]; None where they cannot be had."""
+
+    def generate(self, prompt: Sequence[int], count: int) -> list[int] | None:
+        """So many greedy tokens after a prompt, fewer at an end token; None where they cannot be had."""
+
+
+class ModelSide:
+    """A model that is run here, or by workers from here."""
+
+    def __init__(
+        self, session: Session, experts: ExpertSource, told: Mapping[str, Any], *, numeric_class: str, precision: str
+    ) -> None:
+        self.session: Session | None = session
+        self.told, self.numeric_class, self.precision = told, numeric_class, precision
+        self.passage: Passage | None = None
+        self._experts, self._model = experts, session.model
+        self._engine = Engine(session.model, experts, context=session.engine.context)
+
+    @property
+    def backend(self) -> DenseBackend | None:
+        """The model's own, where all is computed by it."""
+        return self._model.backend if self._experts is self._model.local_experts else None
+
+    def begin(self, window: int) -> Walk:
+        """A new sequence."""
+        return _ModelWalk(self._engine)
+
+    def rows(self, layer: int, x: F32, ids: I32) -> Floats:
+        """By whoever computes this side's experts."""
+        rows: Floats = self._experts.wait(self._experts.send(layer, x, ids))
+        return rows
+
+    def generate(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Token by token."""
+        engine, found = self._engine, list[int]()
+        sequence = engine.new_sequence()
+        row = engine.extend(sequence, prompt)[-1]
+        while len(found) < count:
+            found.append(int(row.argmax()))
+            if len(found) < count:
+                row = engine.step(sequence, found[-1])
+        return found
+
+
+class _ModelWalk:
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._sequence = engine, engine.new_sequence()
+
+    def run(self, tokens: Sequence[int], given: Given | None) -> Piece:
+        taps = Taps()
+        logits = self._engine.extend(self._sequence, tokens, want_all=True, taps=taps, given_ids=given or None)
+        ids = {layer: np.concatenate(parts) for layer, parts in taps.ids.items()}
+        scores = {layer: np.concatenate(parts) for layer, parts in taps.scores.items()}
+        residuals = {layer: np.concatenate(parts) for layer, parts in taps.residuals.items()}
+        return Piece(logits, ids, scores, residuals)
+
+
+class HalfWire:
+    """Experts behind a wire that carries F16: rows are rounded on their way there and back.
+
+    A row with a value beyond F16's range goes as it is.
+    """
+
+    is_here = False
+
+    def __init__(self, inner: ExpertSource) -> None:
+        self._inner = inner
+
+    @property
+    def busiest_ns(self) -> int:
+        """As those behind it."""
+        return self._inner.busiest_ns
+
+    @property
+    def class_changes(self) -> Sequence[Any]:
+        """As those behind it."""
+        return self._inner.class_changes
+
+    def send(self, layer: int, x: F32, ids: I32) -> Any:
+        """Ask with rounded rows."""
+        return self._inner.send(layer, halved(x), ids)
+
+    def ready(self, ticket: Any) -> bool:
+        """As those behind it."""
+        return self._inner.ready(ticket)
+
+    def wait(self, ticket: Any) -> F32:
+        """Rounded rows."""
+        return halved(self._inner.wait(ticket))
+
+    def abandon(self) -> None:
+        """As those behind it."""
+        self._inner.abandon()
+
+
+def halved(rows: F32) -> F32:
+    """Rows [..., W] rounded to F16, but for those with a value that does not fit."""
+    with np.errstate(over="ignore"):
+        rounded: F32 = rows.astype(np.float16).astype(np.float32)
+    fits = np.isfinite(rounded).all(axis=-1, keepdims=True)
+    return np.where(fits, rounded, rows)

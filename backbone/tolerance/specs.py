@@ -1,0 +1,139 @@
+"""`--a` and `--b` as people write them, and the sides that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.backends.float64_cpu import Float64Backend
+from kernels.errors import BackendUnavailable
+from kernels.interface import DenseBackend, Options
+from kernels.native import build
+from kernels.registry import BACKENDS, refuse_unknown
+
+from ..errors import UsageError
+from ..knobs import BY_NAME
+from ..session import Session, open_session
+from ..settings import Setting, Settings
+from .sides import HalfWire, ModelSide, Side
+
+FLOAT64 = "float64"
+FORM = "BACKEND[/KEY=VALUE...]"
+#: Keys that are settings, too.
+SETTINGS = ("activations", "accumulation", "kv_cache", "threads", "workers", "worker_memory")
+WIRES, LANES = ("f32", "f16"), ("native", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """A backend with what it is to do in its own way."""
+
+    text: str
+    backend: str
+    settings: Mapping[str, Any]
+    wire: str = "f32"
+    lanes: str = "native"
+
+    @property
+    def precision(self) -> str:
+        """By which bars it is judged: those of what is least precise in it."""
+        if self.backend == FLOAT64:
+            return "f64"
+        given = self.settings
+        if "f16" in (self.wire, given.get("accumulation"), given.get("kv_cache")):
+            return "f16"
+        return "i16" if given.get("activations") == "i16" else "f32"
+
+
+def parse_backend(text: str, flag: str) -> BackendSpec:
+    """UsageError says what cannot be read."""
+    backend, *pairs = text.split("/")
+    try:
+        if backend != FLOAT64:
+            refuse_unknown(backend)
+    except BackendUnavailable as error:
+        raise UsageError(f"{flag} {text[:80]}: {error}; an oracle in float64 is {FLOAT64!r}") from None
+    found, settings = {"wire": "f32", "lanes": "native"}, dict[str, Any]()
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        name, place = key.replace("-", "_"), f"{flag} {text[:80]}: {key[:40]}"
+        if not equals or name not in (*SETTINGS, *found):
+            raise UsageError(f"{flag} {text[:80]}: {pair[:40]!r} is no KEY=VALUE of {', '.join((*SETTINGS, *found))}")
+        if name in SETTINGS:
+            settings[name] = BY_NAME[name].parse(value, place)
+            continue
+        choices = WIRES if name == "wire" else LANES
+        if value not in choices:
+            raise UsageError(f"{place}: {value[:40]!r} is not one of {', '.join(choices)}")
+        found[name] = value
+    if backend == FLOAT64 and pairs:
+        raise UsageError(f"{flag} {text[:80]}: {FLOAT64} has nothing to choose")
+    if found["lanes"] != "native" and (backend != "native" or "workers" in settings):
+        raise UsageError(f"{flag} {text[:80]}: lanes are native's, in one process")
+    return BackendSpec(text, backend, settings, found["wire"], found["lanes"])
+
+
+def _own_backend(spec: BackendSpec, settings: Settings) -> DenseBackend | None:
+    """One that the registry has not."""
+    if spec.backend == FLOAT64:
+        return Float64Backend()
+    if spec.lanes == "plain":
+        from kernels.backends.native_cpu import NativeBackend  # imported here: it compiles at first use
+
+        options = Options(threads=settings.threads, activations=settings.activations, kv_cache=settings.kv_cache)
+        try:
+            return NativeBackend(options, build.load(flags=build.PLAIN))
+        except BackendUnavailable as error:
+            raise UsageError(str(error)) from None
+    return None
+
+
+@contextmanager
+def open_backend_side(spec: BackendSpec, settings: Settings, *, context: int) -> Iterator[Side]:
+    """A model on a backend, with workers where the side names some."""
+    values = {"backend": spec.backend if spec.backend in BACKENDS else "auto", "workers": "0", **spec.settings}
+    values["context"] = context
+    mine = settings.but({name: Setting(value, "side") for name, value in values.items()})
+    with open_session(mine, backend=_own_backend(spec, mine)) as session:
+        experts = session.engine.experts
+        yield ModelSide(
+            session,
+            HalfWire(experts) if spec.wire == "f16" else experts,
+            _told(spec, session),
+            numeric_class=f"{session.class_map().digest}{'' if spec.wire == 'f32' else ' wire f16'}",
+            precision=spec.precision,
+        )
+
+
+def _told(spec: BackendSpec, session: Session) -> dict[str, Any]:
+    model, classes = session.model, session.class_map()
+    return {
+        "asked": spec.text,
+        "kind": "placement" if session.swarm is not None else "backend",
+        "backend": model.backend.name,
+        "class": classes.dense,
+        "class_map": classes.digest,
+        "device": model.backend.device,
+        "precision": spec.precision,
+        "wire": spec.wire,
+        "workers": [{"name": w.name, "backend": w.backend, "class": w.numeric_class} for w in session.workers()],
+    }
+
+
+Opener = Callable[[str, str, Settings, int], Any]
+#: Sides that are no backends, by the word before the colon; each opens `--a` or `--b` (flag, rest, settings, context).
+OTHERS: Mapping[str, Opener] = {}
+
+
+@contextmanager
+def open_side(text: str, flag: str, settings: Settings, *, context: int) -> Iterator[Side]:
+    """Any side. UsageError says what is wrong with it."""
+    word, colon, rest = text.partition(":")
+    if colon and word in OTHERS:
+        with OTHERS[word](flag, rest, settings, context) as side:
+            yield side
+    else:
+        with open_backend_side(parse_backend(text, flag), settings, context=context) as side:
+            yield side

@@ -63,6 +63,8 @@ def cases(model: BoundModel, seed: int) -> Iterator[Case]:
     gate = x.astype(np.float64)
     swiglu = [_operation("copy", (0,), 1), _operation("silu", (1,), 1), _operation("mul", (1, 0), 1)]
     yield _case("swiglu", x, exact.ELEMENTWISE["silu"](gate) * gate, swiglu)
+    for name in sorted(exact.ELEMENTWISE.keys() & {step.op for step in model.program.steps}):
+        yield _case(name, x, exact.ELEMENTWISE[name](gate), [_operation(name, (0,), 0)])
     yield from _experts(model, seed)
 
 

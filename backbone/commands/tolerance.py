@@ -82,11 +82,12 @@ def _numbers(parser: argparse.ArgumentParser) -> None:
         ("--seed", 1, "of level 1's inputs"),
     ):
         shown = what if not default else f"{what} (default {default})"
-        parser.add_argument(flag, default=str(default), metavar="N", help=shown)
+        # Not `seed`, which is a setting's.
+        parser.add_argument(flag, dest=f"given_{flag[2:]}", default=str(default), metavar="N", help=shown)
 
 
 def _number(args: argparse.Namespace, name: str, least: int) -> int:
-    text: str = getattr(args, name)
+    text: str = getattr(args, f"given_{name}")
     if not (text.isascii() and text.isdecimal()) or not least <= int(text[:9]) <= MOST or len(text) > 9:
         raise UsageError(f"--{name} {text[:40]}: a whole number from {least} to {MOST} is needed")
     return int(text)

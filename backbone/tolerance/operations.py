@@ -27,7 +27,7 @@ from .sides import Side
 
 WIDTHS = (1, 8, 9, 256)
 EPS = 1e-6
-OUTLIERS, OUTLIER_SIZE = 4, 20.0  #: values of a row that are so many times the usual, as hidden rows have them
+OUTLIER_EVERY, OUTLIER_SIZE = 256, 8.0  #: one of so many columns is so many times the usual, as hidden rows have it
 MOST_ROWS = 4096  #: of a matrix, of which more would measure the same once more
 MERGED_ROWS = 64
 
@@ -46,7 +46,7 @@ def hidden_rows(seed: int, name: str, count: int, width: int) -> F32:
     """Rows [count, width] like those that a normalised residual has: near normal, with a few large columns."""
     bits = stream("tolerance", seed, name)
     x = floats(bits, count, width)
-    large = (bits.random_raw(OUTLIERS) % width).astype(np.intp)
+    large = (bits.random_raw(-(-width // OUTLIER_EVERY)) % width).astype(np.intp)
     x[:, large] *= np.float32(OUTLIER_SIZE)
     return x
 

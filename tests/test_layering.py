@@ -33,6 +33,7 @@ EXTRAS = {
     "kernels/device/opencl.py": "pyopencl",
     "kernels/device/cuda.py": "cupy",
     "protocol/presence_link.py": "aiomqtt",
+    "backbone/tolerance/plots.py": "matplotlib",
 }
 MODULES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 DYNAMIC = {"__import__", "import_module", "exec", "eval"}

@@ -44,6 +44,7 @@ from backbone.swarm import Swarm
 from backbone.tokenizer import load_tokenizer
 from backbone.weights import expert_bytes
 from kernels.interface import F32, I32, Options
+from kernels.memory import share_one_arena
 from kernels.registry import make_backend
 
 ROOT = Path(__file__).parents[1]
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    share_one_arena()  # as a server does
     kinds = [
         name
         for part in args.backends.split(",")

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             progress.clear()
         found: Found = {
             "format": report.FORMAT,
-            "command": shlex.join(["backbone", *sys.argv[1:]]),
+            "command": _command(sys.argv),
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             "seconds": round(time.monotonic() - started, 1),
             "seed": seed,
@@ -166,6 +166,12 @@ def run(args: argparse.Namespace) -> int:
     journal.remove()
     _show(found, as_json=args.json)
     return 0 if found["pass"] else 1
+
+
+def _command(argv: Sequence[str]) -> str:
+    """What was typed; of a program of somebody's own its name alone."""
+    name = Path(argv[0]).name
+    return shlex.join(["backbone" if name in ("backbone", "__main__.py") else name, *argv[1:]])
 
 
 def _window(settings: Settings, asked: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from shared_data import ROOT
 
 from kernels.memory import free_memory, usable_memory
 
@@ -49,3 +52,31 @@ def test_version_1_has_a_tree_for_memory(tmp_path: Path) -> None:
 
 def test_where_the_system_says_nothing(tmp_path: Path) -> None:
     assert (usable_memory(tmp_path), free_memory(tmp_path)) == (0, 0)
+
+
+ARENAS = """
+import ctypes, sys, threading
+from kernels.memory import share_one_arena
+if sys.argv[1] == "shared":
+    share_one_arena()
+held, start = [], threading.Barrier(4)
+def allocate():
+    start.wait()
+    for _ in range(200):
+        held.append(bytearray(50_000))
+    start.wait()  # all are alive, so that each may have a heap of its own
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
+@pytest.mark.parametrize("how", ["shared", "apart"])
+def test_threads_share_one_heap_where_asked_to(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ARENAS, how], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    if "Arena 0:" not in done.stderr:
+        pytest.skip("the C library is not glibc: its malloc tells of no arenas")
+    assert ("Arena 1:" in done.stderr) is (how == "apart")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import logging
@@ -15,6 +16,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+
+import numpy as np
+
+from kernels.interface import F32, I32
 
 from . import run_file
 from .chat_template import ChatTemplateError
@@ -81,6 +86,21 @@ class RunningServer:
                 except KeyboardInterrupt:
                     # The events go on, up to the result of what was made so far.
                     self._json("POST", "/private/cancel", {"job": job})
+
+    def worker(self, name: str) -> Result:
+        """What a worker of its swarm is and holds. UsageError when there is none of this name."""
+        return self._json("POST", "/private/worker", {"worker": name})
+
+    def rows(self, worker: str, layer: int, x: F32, pairs: I32) -> F32:
+        """Unweighted rows [P, width] of a worker's experts for pairs [P, 2] of (row of x [R, D], expert)."""
+        data = base64.b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()
+        asked = {"worker": worker, "layer": layer, "x": data, "width": x.shape[1], "pairs": pairs.tolist()}
+        found = self._json("POST", "/private/rows", asked)
+        try:
+            rows = np.frombuffer(base64.b64decode(found["rows"], validate=True), "<f4")
+            return rows.reshape(len(pairs), found["width"])
+        except (KeyError, TypeError, ValueError):
+            raise BackboneError("the server answers in a way that is not understood; is it another version?") from None
 
     @contextmanager
     def _events(self, asked: Result) -> Iterator[SimpleQueue[Result]]:

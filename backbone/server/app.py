@@ -33,6 +33,7 @@ from . import metrics
 from .errors import ApiError, as_api_error
 from .guard import HungUp, notes_of, read_body, send_body, send_error, send_json
 from .requests import Asked, parse_chat, parse_completion, parse_job, parse_json, parse_private
+from .rows import answered, held, parse_rows, parse_worker
 from .shapes import DONE, Shape, event, to_json
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -312,6 +313,14 @@ def make_app(service: Service) -> Starlette:
             scheduler.cancel(job)
         await send_json({"cancelled": job is not None}, send)
 
+    async def private_worker(scope: Scope, receive: Receive, send: Send) -> None:
+        name = parse_worker(parse_json(await read_body(scope, receive)))
+        await send_json(await service.ask(lambda: held(service.session.swarm, name)), send)
+
+    async def private_rows(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = parse_rows(parse_json(await read_body(scope, receive)))
+        await send_json(await service.ask(lambda: answered(service.session.swarm, asked)), send)
+
     async def no_such(request: Request, error: Exception) -> Any:
         status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "failed")
         return _Refusal(status, f"{detail}: {request.method} {request.url.path[:200]}")
@@ -327,6 +336,8 @@ def make_app(service: Service) -> Starlette:
         Route("/private/status", _Endpoint(private_status), methods=["GET"]),
         Route("/private/generate", _Endpoint(private_generate), methods=["POST"]),
         Route("/private/cancel", _Endpoint(private_cancel), methods=["POST"]),
+        Route("/private/worker", _Endpoint(private_worker), methods=["POST"]),
+        Route("/private/rows", _Endpoint(private_rows), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: no_such})
 

@@ -51,8 +51,8 @@ def hidden_rows(seed: int, name: str, count: int, width: int) -> F32:
     return x
 
 
-def cases(model: BoundModel, seed: int) -> Iterator[Case]:
-    """Of every kind that the model has."""
+def cases(model: BoundModel, seed: int, *sides: Side) -> Iterator[Case]:
+    """Of every kind that the model has; of experts one that these sides are about."""
     yield from _products(model, seed)
     width = next(iter(model.gguf.tensors[name].dims[0] for name in _matrices(model).values()))
     x, weight = hidden_rows(seed, "norm", max(WIDTHS), width), 1 + 0.1 * hidden_rows(seed, "weight", 1, width)[0]
@@ -65,7 +65,7 @@ def cases(model: BoundModel, seed: int) -> Iterator[Case]:
     yield _case("swiglu", x, exact.ELEMENTWISE["silu"](gate) * gate, swiglu)
     for name in sorted(exact.ELEMENTWISE.keys() & {step.op for step in model.program.steps}):
         yield _case(name, x, exact.ELEMENTWISE[name](gate), [_operation(name, (0,), 0)])
-    yield from _experts(model, seed)
+    yield from _experts(model, seed, sides)
 
 
 def _matrices(model: BoundModel) -> dict[str, str]:
@@ -86,19 +86,24 @@ def _products(model: BoundModel, seed: int) -> Iterator[Case]:
         yield _case(f"matmul {kind} ({name})", x, exact.matmul(x.astype(np.float64), weight), operations)
 
 
-def kinds(model: BoundModel) -> dict[tuple[Any, ...], int]:
-    """Each kind of expert, by quant types, shape and activation, with the first layer that has it."""
-    found = dict[tuple[Any, ...], int]()
+def _about(model: BoundModel, layer: int, sides: Sequence[Side]) -> list[int]:
+    """Experts of a layer that all sides are about; another one in each layer comes first."""
+    count = model.expert_count(layer)
+    order = [(layer + i) % count for i in range(count)]
+    return [e for e in order if all(side.holds is None or e in side.holds.get(layer, ()) for side in sides)]
+
+
+def _experts(model: BoundModel, seed: int, sides: Sequence[Side]) -> Iterator[Case]:
+    """Of each kind, by quant types, shape and activation, one expert."""
+    seen = set[tuple[Any, ...]]()
     for layer, names in model.expert_tensors.items():
         types = tuple(model.slice_type(names[part]).name for part in ("gate", "up", "down"))
-        found.setdefault((*types, *model.slice_shape(names["gate"]), model.activation(layer)), layer)
-    return found
-
-
-def _experts(model: BoundModel, seed: int) -> Iterator[Case]:
-    for kind, layer in kinds(model).items():
-        types, (hidden, width), activation = kind[:3], kind[3:5], kind[5]
-        expert = layer % model.expert_count(layer)
+        (hidden, width), activation = model.slice_shape(names["gate"]), model.activation(layer)
+        kind, able = (*types, hidden, width, activation), _about(model, layer, sides)
+        if kind in seen or not able:
+            continue
+        seen.add(kind)
+        expert = able[0]
         x = hidden_rows(seed, f"expert {layer}", max(WIDTHS), width)
 
         def compute(side: Side, rows: F32, layer: int = layer, expert: int = expert) -> Floats | None:
@@ -183,13 +188,16 @@ def merging(model: BoundModel, side: Side, seed: int) -> dict[str, Any] | None:
     """
     if not model.expert_tensors:
         return None
-    layer = next(iter(model.expert_tensors))
-    count = min(16, model.expert_count(layer))
+    layer, able = max(((la, _about(model, la, [side])) for la in model.expert_tensors), key=lambda of: len(of[1]))
+    able = sorted(able)[:16]
+    if not able:
+        return None
     x = hidden_rows(seed, "merge", MERGED_ROWS, model.slice_shape(model.expert_tensors[layer]["gate"])[1])
-    rows = side.rows(layer, x, np.tile(np.arange(count, dtype=np.int32), (len(x), 1)))
+    rows = side.rows(layer, x, np.tile(np.array(able, np.int32), (len(x), 1)))
     if rows is None:
         return None
-    wanted = np.stack([exact.expert_rows(model.expert(layer, e), x) for e in range(count)], axis=1)
+    wanted = np.stack([exact.expert_rows(model.expert(layer, e), x) for e in able], axis=1)
+    count = len(able)
     errors = np.empty((len(x), count))
     merged, truth = rows[:, 0].copy(), wanted[:, 0].copy()
     for k in range(count):

@@ -93,7 +93,7 @@ def _levels_1(a: Side, b: Side, work: Work) -> list[Unit]:
     model = session.model
     units: list[Unit] = [
         (f"operation {case.name}", partial(operations.measure, case, a, b))
-        for case in operations.cases(model, work.seed)
+        for case in operations.cases(model, work.seed, a, b)
     ]
     if model.expert_tensors:
         units.append(("merging", lambda: {n: operations.merging(model, s, work.seed) for n, s in (("a", a), ("b", b))}))

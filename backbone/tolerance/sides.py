@@ -5,7 +5,7 @@ Legend: T rows, V vocabulary, W width, E experts, k chosen ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,6 +68,10 @@ class Side(Protocol):
     def session(self) -> Session | None:
         """The model, where it is run here."""
 
+    @property
+    def holds(self) -> Mapping[int, Collection[int]] | None:
+        """The experts by layer that it is about, where not all are."""
+
     def begin(self, window: int) -> Walk | None:
         """Start on a window of the passage; None where logits cannot be had."""
 
@@ -82,9 +86,17 @@ class ModelSide:
     """A model that is run here, or by workers from here."""
 
     def __init__(
-        self, session: Session, experts: ExpertSource, told: Mapping[str, Any], *, numeric_class: str, precision: str
+        self,
+        session: Session,
+        experts: ExpertSource,
+        told: Mapping[str, Any],
+        *,
+        numeric_class: str,
+        precision: str,
+        holds: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         self.session: Session | None = session
+        self.holds = holds
         self.told, self.numeric_class, self.precision = told, numeric_class, precision
         self.passage: Passage | None = None
         self._experts, self._model = experts, session.model

@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..knobs import BY_NAME
 from ..session import Session, open_session
 from ..settings import Setting, Settings
+from .live import open_live
 from .sides import HalfWire, ModelSide, Side
 
 FLOAT64 = "float64"
@@ -124,7 +125,7 @@ def _told(spec: BackendSpec, session: Session) -> dict[str, Any]:
 
 Opener = Callable[[str, str, Settings, int], Any]
 #: Sides that are no backends, by the word before the colon; each opens `--a` or `--b` (flag, rest, settings, context).
-OTHERS: Mapping[str, Opener] = {}
+OTHERS: Mapping[str, Opener] = {"worker": open_live}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -216,9 +217,13 @@ class Trouble(threading.Thread):
         self.join()
 
 
-def rss_bytes() -> int:
-    """This process's resident memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def memory_bytes() -> dict[str, int]:
+    """What this process holds: its own memory, and pages of files that it maps, which the system takes back at will.
+
+    A model's are among those, and are there once this process had to compute an expert itself.
+    """
+    fields = dict(re.findall(r"^(Rss\w+):\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE))
+    return {"own": int(fields["RssAnon"]) * 1024, "mapped_files": int(fields["RssFile"]) * 1024}
 
 
 class Undisturbed:
@@ -325,7 +330,7 @@ def main() -> int:
 
         trouble = Trouble(places, invite, is_asked, args.seed, args.every)
         trouble.start()
-        found, memory, started, done = Counter[str](), dict[int, int](), time.monotonic(), 0
+        found, memory, started, done = Counter[str](), dict[int, dict[str, int]](), time.monotonic(), 0
         while done < args.generations:
             number, classes = done % len(prompts), swarm.class_map
             answer = engine.generate(prompts[number], tokenizer, options)
@@ -333,7 +338,7 @@ def main() -> int:
             done += 1
             swarm.serve_due(0)
             if done in (WARM_UP, args.generations):
-                memory[done] = rss_bytes()
+                memory[done] = memory_bytes()
             if sys.stderr.isatty() or done % 50 == 0:
                 print(f"{done} answers: {dict(found)}; troubles {dict(trouble.made)}", file=sys.stderr)
         trouble.stop()

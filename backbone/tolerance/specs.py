@@ -17,6 +17,9 @@ from ..errors import UsageError
 from ..knobs import BY_NAME
 from ..session import Session, open_session
 from ..settings import Setting, Settings
+from .kld import open_kld
+from .outside_server import open_server
+from .saved import open_saved
 from .sides import HalfWire, ModelSide, Side
 
 FLOAT64 = "float64"
@@ -124,7 +127,7 @@ def _told(spec: BackendSpec, session: Session) -> dict[str, Any]:
 
 Opener = Callable[[str, str, Settings, int], Any]
 #: Sides that are no backends, by the word before the colon; each opens `--a` or `--b` (flag, rest, settings, context).
-OTHERS: Mapping[str, Opener] = {}
+OTHERS: Mapping[str, Opener] = {"saved": open_saved, "kld": open_kld, "server": open_server}
 
 
 @contextmanager

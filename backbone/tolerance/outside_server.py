@@ -175,8 +175,9 @@ class ServerSide:
 def _pair(one: Any) -> tuple[int, float]:
     """The id and log-probability of a token; impossible ones for what is neither."""
     token, log_prob = (one.get("id"), one.get("logprob")) if isinstance(one, dict) else (None, None)
-    is_number = isinstance(log_prob, int | float) and not isinstance(log_prob, bool)
-    return token if type(token) is int else -1, log_prob if is_number else math.inf
+    if type(token) is not int or not isinstance(log_prob, int | float) or isinstance(log_prob, bool):
+        return -1, math.inf
+    return token, log_prob
 
 
 def _whole(found: Any, most: int) -> int | None:

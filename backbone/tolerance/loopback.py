@@ -70,9 +70,12 @@ class Loopback:
         return response.status, found
 
     def _read(self, response: http.client.HTTPResponse, path: str) -> bytes:
-        found = b"" if (response.length or 0) > self._most_bytes else response.read(self._most_bytes + 1)
-        if (response.length or 0) + len(found) > self._most_bytes:
+        expected = response.length  # None where the server names none and hangs up at the end
+        found = b"" if (expected or 0) > self._most_bytes else response.read(self._most_bytes + 1)
+        if max(expected or 0, len(found)) > self._most_bytes:
             raise BackboneError(f"{self._place}: {path} answers with more than {self._most_bytes} bytes")
+        if expected is not None and len(found) < expected:  # a read of so many bytes does not say so itself
+            raise http.client.IncompleteRead(found, expected - len(found))
         return found
 
     def _too_late(self, path: str) -> BackboneError:

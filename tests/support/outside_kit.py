@@ -25,7 +25,6 @@ from backbone.tolerance.sides import Side
 from backbone.tolerance.specs import open_side
 
 ALL = (1, 2, 3, 4, 5, 6)
-#: Units of single operations, which need no passage.
 CONTEXT = 512
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from outside_kit import ALL, Answer, Handler, findings, llama_server, of_kind, passage, session_of, side
 from server_kit import until
 
@@ -288,6 +290,44 @@ def test_an_answer_that_cannot_be_is_one_line(session: Session, answer: Answer, 
     assert why in str(error.value)
     assert str(error.value).isprintable()
     assert str(error.value).startswith(f"--b {server.spec}: ")
+
+
+class Says(Loopback):
+    """A server whose completions are whatever is given."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__("s", "http://127.0.0.1:1", timeout_s=1)
+        self.answer = answer
+
+    def ask(self, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
+        return self.answer if path == "/completion" else {}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+ENTRY = JSON | st.fixed_dictionaries({"id": st.integers(-1, 20) | JSON, "logprob": st.floats(-9, 0) | JSON})
+
+
+@given(
+    JSON | st.fixed_dictionaries({"completion_probabilities": JSON | st.just([{"top_logprobs": []}])}),
+    st.lists(ENTRY, max_size=5),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_answer_is_a_distribution_or_one_line(answer: Any, entries: list[Any]) -> None:
+    if isinstance(answer, dict) and answer.get("completion_probabilities") == [{"top_logprobs": []}]:
+        answer["completion_probabilities"][0]["top_logprobs"] = entries
+    outside = ServerSide("s", Says(answer))
+    try:
+        found = outside.partial([1, 2, 3], 1)
+    except BackboneError as error:
+        assert str(error).startswith("s: /completion answers ")
+        return
+    assert len(set(found.ids.tolist())) == len(found.ids) >= 2
+    assert np.exp(found.log_probs).sum() <= 1.02
+    assert (np.diff(found.log_probs) <= 0).all()
 
 
 def test_a_probability_of_nothing_is_one_of_the_others(session: Session) -> None:

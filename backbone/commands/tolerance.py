@@ -29,15 +29,19 @@ from ..tolerance.passage import Passage, passage_of, read_text
 from ..tolerance.policy import coarser, load_policy
 from ..tolerance.runner import LEVELS, Found, Journal, Work
 from ..tolerance.runner import run as carry_out
+from ..tolerance.saved import save
 from ..tolerance.sides import Side
 from ..tolerance.specs import FORM, open_side
 
 REPORTS = "tolerance_reports"
 POSITIONS, WINDOW = 10_240, 512  #: the bars of decisions are made for 10,000 positions
 MOST = 1 << 24
+PROMPT_TOKENS = 16  #: of a window, that level 5 goes on from
+LEAST_NUMBERS = (("positions", 2), ("prompts", 1), ("tokens", 1))
 SIDES = (
     f"{FORM}, such as native, native/activations=i16, native/workers=native:2,numpy:1, opencl/accumulation=f16, or "
-    "float64, an oracle without rounding"
+    "float64, an oracle without rounding; worker:NAME of the running server; saved:FILE, kld:FILE (of llama-perplexity), "
+    "server:URL (a llama-server)"
 )
 
 
@@ -63,6 +67,17 @@ def add_parser(commands: Any) -> None:
     made.add_argument("--json", action="store_true", help="print the report as one JSON object")
     add_flags(made, "model", "threads", "archdefs")
     made.set_defaults(func=run)
+    kept = own.add_parser(
+        "save",
+        help="keep a side's figures in a file, to compare others with later (saved:FILE)",
+        description="Run a side over a text and keep tokens, logits, routing, residuals and greedy answers in a file.",
+    )
+    kept.add_argument("--a", default="float64", metavar="SIDE", help=f"what to run: {SIDES} (default float64)")
+    kept.add_argument("--text", type=Path, metavar="FILE", help="the text to run (default: one that comes with this)")
+    _numbers(kept)
+    kept.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    add_flags(kept, "model", "threads", "archdefs")
+    kept.set_defaults(func=keep)
     two = own.add_parser("compare", help="compare two reports, value by value")
     two.add_argument("first", type=Path, metavar="R1", help="a report's folder, or its report.json")
     two.add_argument("second", type=Path, metavar="R2")
@@ -106,21 +121,22 @@ def _levels(text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Measure, judge, report."""
     levels, policy, settings = _levels(args.levels), load_policy(args.policy), resolve(args, os.environ)
-    positions, prompts, tokens, seed = (
-        _number(args, name, least) for name, least in (("positions", 2), ("prompts", 1), ("tokens", 1), ("seed", 0))
-    )
+    positions, prompts, tokens = (_number(args, name, least) for name, least in LEAST_NUMBERS)
+    seed = _number(args, "seed", 0)
     window = _window(settings, _number(args, "window", 0))
     text = read_text(args.text)
     started, progress = time.monotonic(), ProgressLine(sys.stderr)
     with ExitStack() as stack:
-        context = max(window, 16 + tokens)
+        context = max(window, PROMPT_TOKENS + tokens)
         a = stack.enter_context(open_side(args.a, "--a", settings, context=context))
         b = stack.enter_context(open_side(args.b, "--b", settings, context=context))
         session = a.session or b.session
         if session is None:
             raise UsageError("--a, --b: one of the sides has to be run here")
         passage = _passage(a, b, session, text, positions=positions, window=window)
-        work = Work(passage=passage, levels=levels, prompts=prompts, prompt_tokens=16, tokens=tokens, seed=seed)
+        work = Work(
+            passage=passage, levels=levels, prompts=prompts, prompt_tokens=PROMPT_TOKENS, tokens=tokens, seed=seed
+        )
         journal = _journal(a, b, session, work, is_fresh=args.fresh)
         try:
             findings = carry_out(a, b, work, journal, progress.show)
@@ -166,6 +182,24 @@ def run(args: argparse.Namespace) -> int:
     journal.remove()
     _show(found, as_json=args.json)
     return 0 if found["pass"] else 1
+
+
+def keep(args: argparse.Namespace) -> int:
+    """Run one side and keep what came of it."""
+    settings, text = resolve(args, os.environ), read_text(args.text)
+    positions, prompts, tokens = (_number(args, name, least) for name, least in LEAST_NUMBERS)
+    window = _window(settings, _number(args, "window", 0))
+    progress = ProgressLine(sys.stderr)
+    with open_side(args.a, "--a", settings, context=max(window, PROMPT_TOKENS + tokens)) as side:
+        if side.session is None:
+            raise UsageError(f"--a {args.a}: only a side that is run here can be saved")
+        passage = passage_of(*text, side.session.tokenizer(), positions=positions, window=window)
+        try:
+            save(side, passage, args.out, progress.show, prompts=prompts, prompt_tokens=PROMPT_TOKENS, tokens=tokens)
+        finally:
+            progress.clear()
+    print(f"backbone: {passage.positions:,} positions in {args.out}", file=sys.stderr)
+    return 0
 
 
 def _command(argv: Sequence[str]) -> str:

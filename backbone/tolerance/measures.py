@@ -39,8 +39,13 @@ class Distances:
     same_bits: NDArray[np.bool_]
 
 
-def distances(a: Floats, b: Floats) -> Distances:
-    """How far logits b [T, V] are from a."""
+def distances(a: Floats, b: Floats, known: NDArray[np.bool_] | None = None) -> Distances:
+    """How far logits b [T, V] are from a.
+
+    With `known` [T, V], how far log-probabilities are among those tokens, as if there were no others.
+    """
+    if known is not None:
+        return _distances_among(known, a, b)
     log_a, log_b = log_softmax(a), log_softmax(b)
     # Rounding alone makes a sum over V a little negative where there is no difference.
     kl = np.maximum(0.0, (np.exp(log_a) * (log_a - log_b)).sum(axis=-1))
@@ -51,9 +56,19 @@ def distances(a: Floats, b: Floats) -> Distances:
     return Distances(kl, np.abs(wide_b - wide_a).max(axis=-1), l2, same)
 
 
-def token_nll(logits: Floats, targets: NDArray[np.int64]) -> F64:
-    """-log of the probability of each next token [T]."""
-    return np.asarray(-np.take_along_axis(log_softmax(logits), targets[:, None], axis=-1)[:, 0])
+def _distances_among(known: NDArray[np.bool_], a: Floats, b: Floats) -> Distances:
+    log_a, log_b = (np.where(known, log_softmax(np.where(known, rows, -np.inf)), 0.0) for rows in (a, b))
+    kl = np.maximum(0.0, (np.where(known, np.exp(log_a), 0.0) * (log_a - log_b)).sum(axis=-1))
+    lengths = np.linalg.norm(log_a, axis=-1)
+    l2 = np.linalg.norm(log_b - log_a, axis=-1) / np.where(lengths > 0, lengths, 1)
+    same = np.asarray((a == b).all(axis=-1)) & (a.dtype == b.dtype)
+    return Distances(kl, np.abs(log_b - log_a).max(axis=-1), l2, same)
+
+
+def token_nll(logits: Floats, targets: NDArray[np.int64], *, are_log_probs: bool = False) -> F64:
+    """-log of the probability of each next token [T]. Log-probabilities are taken as they are."""
+    log_probs = logits.astype(np.float64) if are_log_probs else log_softmax(logits)
+    return np.asarray(-np.take_along_axis(log_probs, targets[:, None], axis=-1)[:, 0])
 
 
 @dataclass(frozen=True, slots=True)

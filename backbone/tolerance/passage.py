@@ -22,11 +22,21 @@ class Passage:
     sha256: str
     windows: tuple[tuple[int, ...], ...]
     first: int = 0  #: position of each window from which it is counted
+    after: tuple[int, ...] = ()  #: the token after each window, where it is known: the last position's target
 
     @property
     def positions(self) -> int:
         """How many are counted."""
         return sum(max(0, len(window) - self.first) for window in self.windows)
+
+    def tokens_and_next(self, number: int) -> tuple[int, ...]:
+        """A window's tokens with the one after it, where that is known."""
+        return (*self.windows[number], *self.after[number : number + 1])
+
+    def prompts(self, count: int, length: int) -> list[tuple[int, ...]]:
+        """The beginnings of so many windows, spread evenly."""
+        count = min(count, len(self.windows))
+        return [self.windows[i * len(self.windows) // count][:length] for i in range(count)]
 
 
 def shipped_text() -> tuple[str, bytes]:

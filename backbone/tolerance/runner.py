@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from . import measures, operations
+from . import measures, operations, partials
 from .measures import Floats
 from .passage import Passage
-from .sides import Piece, Side
+from .sides import GivesPartials, Piece, Side, refuse_unlike
 
 CHUNK = 64  #: rows of a window that are run at once
 LEVELS = (1, 2, 3, 4, 5, 6)
@@ -75,6 +75,7 @@ class Journal:
 
 def run(a: Side, b: Side, work: Work, journal: Journal, progress: Progress) -> dict[str, Found]:
     """Do what is not done yet; every unit's findings by its name."""
+    refuse_unlike(a, b)
     units = [*_levels_1(a, b, work), *_windows(a, b, work), *_generations(a, b, work)]
     for number, (unit, do) in enumerate(units):
         progress(unit, number, len(units))
@@ -111,12 +112,14 @@ def _windows(a: Side, b: Side, work: Work) -> list[Unit]:
 
 
 def window(a: Side, b: Side, passage: Passage, number: int) -> Found:
-    """Both sides over a window, B with A's routing where A has any."""
-    tokens, first = passage.windows[number], passage.first
+    """Both sides over a window, B with A's routing where A has any and B takes it."""
+    if isinstance(a, GivesPartials) or isinstance(b, GivesPartials):
+        return partials.window(a, b, passage, number, CHUNK)
+    tokens = passage.windows[number]
     walks = a.begin(number), b.begin(number)
     if walks[0] is None or walks[1] is None:
         return {}
-    found = _Window(first, tokens)
+    found = _Window(passage.first, passage.tokens_and_next(number))
     for at in range(0, len(tokens), CHUNK):
         chunk = tokens[at : at + CHUNK]
         piece_a = walks[0].run(chunk, None)
@@ -141,7 +144,7 @@ class _Window:
         """The rows from position `at` on."""
         skip = max(0, self._first - at)
         if skip < len(a.logits):
-            self._logits(at + skip, a.logits[skip:], b.logits[skip:])
+            self._logits(at + skip, a, b, skip)
         for layer in a.residuals.keys() & b.residuals.keys():
             mine, theirs = a.residuals[layer][skip:], b.residuals[layer][skip:]
             self._drift.setdefault(layer, []).append(measures.relative_l2(mine, theirs))
@@ -149,8 +152,10 @@ class _Window:
         for layer in a.ids.keys() & b.scores.keys():
             self._routing(at + skip, layer, a, b, skip)
 
-    def _logits(self, at: int, a: Floats, b: Floats) -> None:
-        found = measures.distances(a, b)
+    def _logits(self, at: int, piece_a: Piece, piece_b: Piece, skip: int) -> None:
+        a, b = piece_a.logits[skip:], piece_b.logits[skip:]
+        known = [piece.known[skip:] for piece in (piece_a, piece_b) if piece.known is not None]
+        found = measures.distances(a, b, np.logical_and.reduce(known) if known else None)
         for name, values in (("kl", found.kl), ("l_inf", found.l_inf), ("l2", found.l2)):
             self._values[name].append(values)
         self._identical += int(found.same_bits.sum())
@@ -168,8 +173,9 @@ class _Window:
             )
         targets = self._tokens[at + 1 : at + 1 + len(a)]  # the last row's is in no window
         if len(targets):
-            self._values["nll_a"].append(measures.token_nll(a[: len(targets)], targets))
-            self._values["nll_b"].append(measures.token_nll(b[: len(targets)], targets))
+            for name, rows, piece in (("nll_a", a, piece_a), ("nll_b", b, piece_b)):
+                nll = measures.token_nll(rows[: len(targets)], targets, are_log_probs=piece.known is not None)
+                self._values[name].append(nll)
 
     def _routing(self, at: int, layer: int, a: Piece, b: Piece, skip: int) -> None:
         taken = a.ids[layer][skip:]
@@ -215,23 +221,25 @@ class _Window:
 def _generations(a: Side, b: Side, work: Work) -> list[Unit]:
     if 5 not in work.levels:
         return []
-    windows = work.passage.windows
-    count = min(work.prompts, len(windows))
-    picked = [windows[i * len(windows) // count] for i in range(count)]
+    picked = work.passage.prompts(work.prompts, work.prompt_tokens)
     return [
-        (f"generation {i + 1} of {len(picked)}", partial(generation, a, b, p[: work.prompt_tokens], work.tokens))
-        for i, p in enumerate(picked)
+        (f"generation {i + 1} of {len(picked)}", partial(generation, a, b, prompt, work.tokens))
+        for i, prompt in enumerate(picked)
     ]
 
 
 def generation(a: Side, b: Side, prompt: Sequence[int], count: int) -> Found:
-    """Greedy tokens of both, each with its own routing; `diverged` is the first that differs."""
+    """Greedy tokens of both, each with its own routing; `diverged` is the first that differs.
+
+    A side that gives fewer has stopped at an end token, which is its last: what the other says after it has no match.
+    """
     mine, theirs = a.generate(prompt, count), b.generate(prompt, count)
     if mine is None or theirs is None:
         return {}
-    same = next((i for i, (x, y) in enumerate(zip(mine, theirs, strict=False)) if x != y), min(len(mine), len(theirs)))
-    is_same = same == len(mine) == len(theirs)
-    return {"prompt": list(prompt), "a": mine, "b": theirs, "diverged": None if is_same else same}
+    diverged = next((i for i, (x, y) in enumerate(zip(mine, theirs, strict=False)) if x != y), None)
+    if diverged is None and not (mine and theirs) and (mine or theirs):
+        diverged = 0
+    return {"prompt": list(prompt), "a": mine, "b": theirs, "diverged": diverged}
 
 
 def unit_kind(unit: str) -> str:

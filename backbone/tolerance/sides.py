@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from kernels.state import Taps
 from ..engine import Engine
 from ..experts import ExpertSource
 from ..session import Session
-from .measures import Floats
+from .measures import F64, Floats
 from .passage import Passage
 
 Given = Mapping[int, NDArray[np.int32]]
@@ -32,6 +32,16 @@ class Piece:
     ids: Given = field(default_factory=dict)  # layer: [T, k]
     scores: Mapping[int, Floats] = field(default_factory=dict)  # layer: [T, E], what top_k chose by
     residuals: Mapping[int, Floats] = field(default_factory=dict)  # layer: [T, W]
+    #: [T, V]: which of `logits` are known. Where this is given, logits are log-probabilities.
+    known: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What a side says of one position: its likeliest tokens, the likeliest first."""
+
+    ids: NDArray[np.int64]  # [n]
+    log_probs: F64  # [n]
 
 
 class Walk(Protocol):
@@ -80,6 +90,33 @@ class Side(Protocol):
 
     def generate(self, prompt: Sequence[int], count: int) -> list[int] | None:
         """So many greedy tokens after a prompt, fewer at an end token; None where they cannot be had."""
+
+
+@runtime_checkable
+class GivesPartials(Protocol):
+    """A side without logits of all tokens. Its `begin` gives None."""
+
+    @property
+    def every(self) -> int:
+        """It is asked at every so many positions."""
+
+    def partial(self, tokens: Sequence[int], at: int) -> Partial | None:
+        """Of what comes after position `at` of a window; None where that cannot be had."""
+
+
+@runtime_checkable
+class OfOneModel(Protocol):
+    """A side whose figures are of a model that another side may not have."""
+
+    def refuse_other(self, other: Side) -> None:
+        """UsageError where the other side's model is not the one."""
+
+
+def refuse_unlike(a: Side, b: Side) -> None:
+    """UsageError where two sides are not of one model, as far as that can be known."""
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, OfOneModel):
+            one.refuse_other(other)
 
 
 class ModelSide:

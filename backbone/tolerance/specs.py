@@ -17,13 +17,17 @@ from ..errors import UsageError
 from ..knobs import BY_NAME
 from ..session import Session, open_session
 from ..settings import Setting, Settings
+from .kld import open_kld
 from .live import open_live
+from .outside_server import open_server
+from .saved import open_saved
 from .sides import HalfWire, ModelSide, Side
 
 FLOAT64 = "float64"
 FORM = "BACKEND[/KEY=VALUE...]"
 #: Keys that are settings, too.
 SETTINGS = ("activations", "accumulation", "kv_cache", "threads", "workers", "worker_memory")
+WORDS = "worker:NAME, saved:FILE, kld:FILE and server:URL"
 WIRES, LANES = ("f32", "f16"), ("native", "plain")
 
 
@@ -55,7 +59,7 @@ def parse_backend(text: str, flag: str) -> BackendSpec:
         if backend != FLOAT64:
             refuse_unknown(backend)
     except BackendUnavailable as error:
-        raise UsageError(f"{flag} {text[:80]}: {error}; an oracle in float64 is {FLOAT64!r}") from None
+        raise UsageError(f"{flag} {text[:80]}: {error}; an oracle is {FLOAT64!r}; others are {WORDS}") from None
     found, settings = {"wire": "f32", "lanes": "native"}, dict[str, Any]()
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -125,7 +129,7 @@ def _told(spec: BackendSpec, session: Session) -> dict[str, Any]:
 
 Opener = Callable[[str, str, Settings, int], Any]
 #: Sides that are no backends, by the word before the colon; each opens `--a` or `--b` (flag, rest, settings, context).
-OTHERS: Mapping[str, Opener] = {"worker": open_live}
+OTHERS: Mapping[str, Opener] = {"worker": open_live, "saved": open_saved, "kld": open_kld, "server": open_server}
 
 
 @contextmanager

@@ -197,7 +197,10 @@ def test_a_window_follows_as_routing_and_counts_from_first(tolerance: Run) -> No
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--a", "nmpy"], "--a nmpy: no backend 'nmpy'; did you mean 'numpy'?; an oracle in float64 is 'float64'"),
+        (
+            ["--a", "nmpy"],
+            "--a nmpy: no backend 'nmpy'; did you mean 'numpy'?; an oracle is 'float64'; others are worker:NAME",
+        ),
         (["--b", "native/activation=i16"], "--b native/activation=i16: 'activation=i16' is no KEY=VALUE of"),
         (["--b", "native/wire=f8"], "wire: 'f8' is not one of f32, f16"),
         (["--b", "native/workers=x"], "--workers x: 'x' is neither"),

@@ -40,8 +40,8 @@ PROMPT_TOKENS = 16  #: of a window, that level 5 goes on from
 LEAST_NUMBERS = (("positions", 2), ("prompts", 1), ("tokens", 1))
 SIDES = (
     f"{FORM}, such as native, native/activations=i16, native/workers=native:2,numpy:1, opencl/accumulation=f16, or "
-    "float64, an oracle without rounding; worker:NAME of the running server; saved:FILE, kld:FILE (of llama-perplexity), "
-    "server:URL (a llama-server)"
+    "float64, an oracle without rounding; worker:NAME of the running server; saved:FILE; kld:FILE of llama-perplexity; "
+    "server:URL of a llama-server"
 )
 
 
@@ -216,12 +216,12 @@ def _window(settings: Settings, asked: int) -> int:
 
 
 def _passage(a: Side, b: Side, session: Session, text: tuple[str, bytes], *, positions: int, window: int) -> Passage:
-    """The tokens that a side has figures of, else those of the text."""
+    """The tokens that a side has figures of, as many of its windows as are needed, else those of the text."""
     dictated = [side.passage for side in (a, b) if side.passage is not None]
     if len(dictated) == 2 and dictated[0] != dictated[1]:
         raise UsageError("--a, --b: they have figures of different texts")
     if dictated:
-        return dictated[0]
+        return dictated[0].begun(positions)
     return passage_of(*text, session.tokenizer(), positions=positions, window=window)
 
 

@@ -70,7 +70,7 @@ def _judged(
     sides = list(zip(("a", "b"), precisions, strict=True)) if level == 1 else [("", coarser)]
     bars = [bar for side, precision in sides for bar in _bars(found, side, policy.of(precision))]
     strict = [bar for side, _ in sides for bar in _bars(found, side, policy.of("f32"))]
-    if is_one_class:
+    if is_one_class and made["identical"] is not None:
         bars.append(
             {"name": "identical", "value": bool(made["identical"]), "bar": True, "holds": bool(made["identical"])}
         )
@@ -131,7 +131,7 @@ def _operations(findings: Mapping[str, Found]) -> Found | None:
     return {
         "values": values,
         "equals_wider": equals_wider,
-        "identical": bool(both) and all(case["identical"] for case in both),
+        "identical": all(case["identical"] for case in both) if both else None,
         "cases": cases,
         "merging": findings.get("merging"),
     }

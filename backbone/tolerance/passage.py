@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,6 +28,14 @@ class Passage:
     def positions(self) -> int:
         """How many are counted."""
         return sum(max(0, len(window) - self.first) for window in self.windows)
+
+    def begun(self, positions: int) -> Passage:
+        """As many of the windows as have so many positions, or all."""
+        count = 0
+        while count < len(self.windows) and positions > 0:
+            positions -= max(0, len(self.windows[count]) - self.first)
+            count += 1
+        return replace(self, windows=self.windows[:count], after=self.after[:count])
 
     def tokens_and_next(self, number: int) -> tuple[int, ...]:
         """A window's tokens with the one after it, where that is known."""

@@ -15,7 +15,7 @@ from shared_data import ROOT
 
 from backbone.cli import main
 from backbone.tolerance import operations, report, runner
-from backbone.tolerance.passage import passage_of, shipped_text
+from backbone.tolerance.passage import Passage, passage_of, shipped_text
 
 SHORT = ("--positions", "192", "--window", "64", "--prompts", "2", "--tokens", "6")
 SCHEMA = json.loads((ROOT / "backbone" / "tolerance" / "report.schema.json").read_text())
@@ -267,6 +267,24 @@ def test_a_passage_has_as_many_tokens_as_asked_for() -> None:
     assert [len(window) for window in found.windows] == [10, 10, 5]
     assert [window[:2] for window in found.windows] == [(9, 0), (9, 9), (9, 18)]
     assert found.positions == 25
+
+
+def test_a_passage_can_be_begun() -> None:
+    whole = Passage("t", "", ((1, 2, 3), (4, 5, 6), (7, 8, 9)), first=1, after=(4, 7, 0))
+    assert whole.positions == 6
+    assert whole.begun(3) == Passage("t", "", ((1, 2, 3), (4, 5, 6)), first=1, after=(4, 7))
+    assert whole.begun(99) == whole
+    assert whole.prompts(2, 2) == [(1, 2), (4, 5)]
+
+
+def test_a_saved_run_is_compared_with_itself_and_with_another(tolerance: Run) -> None:
+    assert main(["tolerance", "save", "--a", "native", "--out", "n.saved", *SHORT]) == 0
+    code, found = tolerance("--a", "saved:n.saved", "--b", "native/workers=native:2")
+    assert (code, states(found)) == (0, "pppppp")
+    assert [level["identical"] for level in found["levels"].values()] == [None, True, True, True, True, True]
+    code, found = tolerance("--a", "saved:n.saved", "--b", "numpy", "--positions", "64")
+    assert (code, found["text"]["positions"]) == (0, 64)
+    assert found["levels"]["3"]["identical"] is False
 
 
 def test_the_shipped_text_is_long_enough_for_the_demo_model() -> None:

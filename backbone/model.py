@@ -12,12 +12,12 @@ from archdefs import ArchdefError, Definition, Library, Program, bind
 from kernels.errors import GGUFError, KernelError
 from kernels.formats import GGMLType
 from kernels.gguf import GGUFFile, open_gguf
-from kernels.interface import DenseBackend, ExpertWeights, NumericClass
+from kernels.interface import F32, DenseBackend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
 
 from .errors import UsageError
 from .executor import Executor
-from .experts import LocalExperts
+from .experts import LocalExperts, one_expert
 
 MOST_NAME = 100  #: characters of an architecture's name
 _BIASES = ("gate_bias", "up_bias", "down_bias")
@@ -137,6 +137,10 @@ class Model(BoundModel):
     def numeric_class(self) -> NumericClass:
         """What the backbone's own bits depend on."""
         return self.backend.numeric_class
+
+    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
+        """Unweighted rows [n, D] of one expert alone for x [n, D]. KernelError when the backend fails at it."""
+        return self.backend.load({expert: self.expert(layer, expert)}).rows(x, one_expert(expert, len(x)))
 
     @cached_property
     def local_experts(self) -> LocalExperts:

@@ -35,6 +35,8 @@ class Candidate:
     numeric_class: str = ""  #: of its rows
     speed: float | None = None  #: bytes of experts a second, or all in the same proportion; None or 0: not known
     held: Mapping[int, Collection[int]] = field(default_factory=dict)  #: layer to experts that it has got already
+    is_f32: bool = True  #: its rows are as exact as F32: it comes first for the sensitive layers
+    is_off: bool = False  #: its rows are not what its class promises: it gets nothing of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zmq
 
 from kernels.combine import is_finite
-from kernels.interface import F32, I32, NumericClass
+from kernels.interface import F32, I32
 from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
@@ -26,19 +26,38 @@ from protocol.messages import Drain, Refused, Rows, Run
 from protocol.schema import one_line
 
 from .batch import Batch
-from .calls import Action, Call, Cause, Complete, ComputeLocally, Fill, NewMap, ReportDropped, ReportLost, Send, Spare
+from .calls import (
+    APART,
+    Action,
+    Call,
+    Cause,
+    Checked,
+    CheckFailed,
+    Complete,
+    ComputeLocally,
+    Fill,
+    NewMap,
+    ReportDropped,
+    ReportLost,
+    Send,
+    Spare,
+)
 from .class_map import ClassMap, MapChange
-from .dispatch import HEDGE_S, Dispatcher
+from .dispatch import Dispatcher
 from .door import Door
 from .errors import BackboneError
+from .experts import LocalRows
 from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
+from .lateness import HEDGE_S
 from .local_workers import LocalWorker, WorkerSpec, start_worker
+from .oracle import Judged
 from .placement import place
 from .provenance import cache_folder
 from .roster import LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
-from .weights import ExpertStore, SliceServer
+from .trust import Checks, Trust
+from .weights import SliceServer
 
 __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 
@@ -51,21 +70,6 @@ PATIENCE_MS = 500
 MOST_WAITING = 1024  #: messages that are looked at before anybody is called late
 ROWS_TO_PLAN = 20_000  #: at least, between two plans for the sake of use
 BOOK_S = 0.5  #: between two looks at the book of invites
-
-
-class LocalRows(Protocol):
-    """Computes rows of an expert in this process."""
-
-    def rows(self, layer: int, expert: int, x: F32) -> F32:
-        """Unweighted rows [n, D] of one expert for x [n, D]."""
-
-
-class Model(ExpertStore, Protocol):
-    """A bound model: its experts, and the class in which the backbone computes them itself."""
-
-    @property
-    def numeric_class(self) -> NumericClass:
-        """What the backbone's own bits depend on."""
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class Swarm:
 
     def __init__(
         self,
-        model: Model,
+        model: Judged,
         specs: Sequence[WorkerSpec],
         *,
         local: LocalRows,
@@ -109,6 +113,7 @@ class Swarm:
         join_timeout_s: float = JOIN_TIMEOUT_S,
         command: Sequence[str] | None = None,
         door: Door | None = None,
+        checks: Checks = Checks(),  # noqa: B008 - frozen
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
         self._place, self._door = placement, door
@@ -135,16 +140,22 @@ class Swarm:
         if door is not None:
             self._digests.start()
         slices = SliceServer(model, share_path, self._digests)
-        self._joining = Joining(self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress)
+        self._joining = Joining(
+            self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress, is_probing=checks.is_probing
+        )
+        self._trust = Trust(checks, model, self._dispatcher, self._roster, self._joining, self._act)
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
             for number, spec in enumerate(specs, 1):
                 self._start(f"local-{number}", spec, share_path, command)
             self._wait_until(self._joining.own_have_greeted, "said hello")
-            self._plan(is_free=True)
-            # Who cannot hold its experts is told of and done without: they are computed elsewhere.
-            self._wait_until(self._joining.own_are_ready, "loaded its experts", is_needed=False)
+            known = -1
+            while known != self._trust.demotions:  # who is found not to be of its class is planned for anew
+                known = self._trust.demotions
+                self._plan(is_free=True)
+                # Who cannot hold its experts is told of and done without: they are computed elsewhere.
+                self._wait_until(self._joining.own_are_ready, "loaded its experts", is_needed=False)
         except BaseException:
             self.close()
             raise
@@ -210,7 +221,7 @@ class Swarm:
         if wake is not None:
             self._poller.register(wake, zmq.POLLIN)
         try:
-            self._poller.poll(int(timeout_s * 1000))
+            self._poller.poll(0 if self._trust.has_work else int(timeout_s * 1000))
         finally:
             if wake is not None:
                 self._poller.unregister(wake)
@@ -309,7 +320,7 @@ class Swarm:
             for peer in self._roster:
                 if peer.is_lost and peer.is_local and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
-            if time.monotonic() > give_up:
+            if time.monotonic() > give_up and self._dispatcher.next_deadline() is None:
                 peer = next(
                     p for p in self._roster if p.is_local and not p.is_lost and (p.calls_route is None or p.is_loading)
                 )
@@ -333,13 +344,14 @@ class Swarm:
     def _pump(self, timeout_ms: int) -> bool:
         """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""
         heard = False
-        for source, _ in (events := self._poller.poll(timeout_ms)):
+        for source, _ in (events := self._poller.poll(0 if self._trust.has_work else timeout_ms)):
             if source is not self._gate.socket:
                 self._on_death(source)
             else:
                 heard = self._hear()
         if not events:
             self._look_for_dead()
+            self._trust.work()
         due_s = self._dispatcher.next_deadline()
         if due_s is not None and (now := time.monotonic()) >= due_s:
             # An answer that has waited here, while this process was busy, is not late.
@@ -402,6 +414,7 @@ class Swarm:
                 self._on_rows(peer, message, tensors[0])
             else:
                 self._act(self._joining.on_message(peer, route, message))
+                self._trust.loaded(peer)
 
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         rows = np.frombuffer(tensor.data, "<f4")
@@ -422,6 +435,10 @@ class Swarm:
             peer.report.calls += 1
             peer.report.rows += call.pairs
             peer.report.seconds += message.compute_ns / 1e9
+            self._trust.served(peer, call, held.batch, rows.reshape(tensor.shape))
+        elif actions and isinstance(actions[0], Checked):
+            self._trust.came(actions[0], rows.reshape(tensor.shape))
+            return
         self._act(actions)
 
     # ---- actions
@@ -443,13 +460,16 @@ class Swarm:
                 self._on_lost(action)
             elif isinstance(action, NewMap):
                 self._on_new_map(action)
+            elif isinstance(action, CheckFailed):
+                self._trust.came(action)
             elif isinstance(action, ReportDropped):
                 self._roster.dropped += 1
                 log.debug("worker %s: dropped %s", action.worker, action.reason)
 
     def _put_together(self, call: Call) -> tuple[Call, list[Any], bool]:
         """A call with its message, and whether a copy of that costs less than keeping it."""
-        x, pairs = self._open[call.ticket].batch.request(call.experts)
+        is_apart = call.ticket == APART
+        x, pairs = self._trust.request(call) if is_apart else self._open[call.ticket].batch.request(call.experts)
         tensors = [Tensor(DType.F32, x.shape, x), Tensor(DType.I32, pairs.shape, pairs)]
         run = Run(call.seq, call.epoch, call.layer)
         return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES

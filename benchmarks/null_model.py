@@ -70,3 +70,6 @@ class OneLayer:
 
     def rows(self, layer: int, expert: int, x: F32) -> F32:
         raise SystemExit("a worker was lost: the figures would mean nothing")
+
+    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
+        raise SystemExit("rows of nothing cannot be checked: measure without checks")

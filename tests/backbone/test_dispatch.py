@@ -28,7 +28,8 @@ from backbone.calls import (
 )
 from backbone.choice import choose
 from backbone.class_map import ClassMap
-from backbone.dispatch import LATE_FACTOR, LATE_S, UNKNOWN_S, Dispatcher
+from backbone.dispatch import Dispatcher
+from backbone.lateness import LATE_FACTOR, LATE_S, UNKNOWN_S
 from backbone.pace import Pace
 
 WIDTH, DEADLINE_S = 8, 10.0

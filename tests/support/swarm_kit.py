@@ -97,6 +97,10 @@ class TinyExperts:
             parts[part] = Matrix.of(GGMLType.F32, data.shape[0], data.shape[1], flat) if part in PARTS else data
         return ExpertWeights(activation=ACTIVATION, **parts)
 
+    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
+        """Rows of one expert, as what checks others computes them."""
+        return self.local().rows(layer, expert, x)
+
     def local(self) -> LocalExperts:
         """All experts in this process."""
         backend = make_backend("numpy")

@@ -67,7 +67,7 @@ def test_demo_model_through_two_workers() -> None:
     done = backbone("generate", PROMPT["prompt"], "-n", "64")
     assert done.stdout == PROMPT["text"] + "\n"
     table = done.stderr.splitlines()
-    assert table[0].split() == ["worker", "backend", "experts", "calls", "rows", "seconds", "state"]
+    assert table[0].split() == ["worker", "backend", "rank", "experts", "calls", "rows", "seconds", "state"]
     for number, line in ((1, table[1]), (2, table[2])):
         name, backend, experts, calls, rows, _, state = line.split()
         assert (name, backend, experts, state) == (f"local-{number}", "native", "64", "serving")

@@ -1,7 +1,7 @@
 """Answers that were used already, computed again by somebody else, to find who is wrong.
 
-By another member of the class, bit by bit; where two differ, or there is no other, the backbone judges: by its own bits
-where it is of the class, else by what the class promises of its rows. Nobody waits for any of this.
+By another member of the class, bit by bit; where two differ, or there is no other, the backbone judges: by bits where
+this machine can compute in the class, else by what the class promises of its rows. Nobody waits for any of this.
 Legend: P pairs of (row, expert), R rows, D width.
 """
 
@@ -118,19 +118,24 @@ class Auditor:
         """The backbone's verdict on one expert's rows, and on those of whoever computed them again."""
         layer, at = audit.call.layer, np.nonzero(audit.pairs[:, 1] == expert)[0]
         x, given = audit.x[audit.pairs[at, 0]], audit.given[at]
-        own = self._oracle.own(layer, expert, x)
+        own = self._oracle.rows(audit.numeric_class, layer, expert, x)
         if self._is_wrong(audit, layer, expert, x, given, own):
+            if not audit.is_bad:
+                audit.is_bad = True
+                audit.peer.report.audits += 1
+                audit.peer.report.audits_failed += 1
             self._found(audit.peer, audit, Finding(layer, expert, self._error(layer, expert, x, given), audit.number))
-            audit.is_bad = True
         if other is not None and again is not None and self._is_wrong(audit, layer, expert, x, again, own):
             self._found(other, audit, Finding(layer, expert, self._error(layer, expert, x, again), 0))
         self._settle(audit, expert)
 
     def _is_wrong(self, audit: _Audit, layer: int, expert: int, x: F32, rows: F32, own: F32 | None) -> bool:
-        if own is not None and audit.numeric_class == self._oracle.own_class:
+        """`own`: the rows in the audited class, or None where this machine cannot compute in it."""
+        if own is not None:
             return not same_bits(rows, own)
         # Near to the backbone's own rows is near enough to the exact ones, which take much longer to compute.
-        if own is not None and distance(rows, own) <= audit.peer.bar / 2:
+        near = self._oracle.rows(self._oracle.own_class, layer, expert, x)
+        if near is not None and distance(rows, near) <= audit.peer.bar / 2:
             return False
         return self._error(layer, expert, x, rows) > audit.peer.bar
 
@@ -146,8 +151,6 @@ class Auditor:
         if audit.left:
             return
         self._sampler.closed()
-        audit.peer.report.audits += 1
-        if audit.is_bad:
-            audit.peer.report.audits_failed += 1
-        else:
+        if not audit.is_bad:
+            audit.peer.report.audits += 1
             audit.peer.sure_calls = max(audit.peer.sure_calls, audit.number)

@@ -58,11 +58,6 @@ class LocalRows(Protocol):
         """Unweighted rows [n, D] of one expert for x [n, D]."""
 
 
-def one_expert(expert: int, rows: int) -> I32:
-    """Pairs [n, 2] of (row, expert): all rows with the same one."""
-    return pairs_of(np.full((rows, 1), expert, np.int32))
-
-
 class LocalExperts:
     """Every expert in this process, from the mapped file. A layer's are loaded when they are first asked for.
 
@@ -111,7 +106,7 @@ class LocalExperts:
 
     def rows(self, layer: int, expert: int, x: F32) -> F32:
         """Unweighted rows [n, D] of one expert for x [n, D]."""
-        return self._rows(layer, x, one_expert(expert, len(x)))
+        return self._rows(layer, x, pairs_of(np.full((len(x), 1), expert, np.int32)))
 
     def send(self, layer: int, x: F32, ids: I32) -> F32:
         """Computes at once: there is nobody else to do it."""

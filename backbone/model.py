@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from archdefs import ArchdefError, Definition, Library, Program, bind
 from kernels.errors import GGUFError, KernelError
 from kernels.formats import GGMLType
 from kernels.gguf import GGUFFile, open_gguf
-from kernels.interface import F32, DenseBackend, ExpertWeights, NumericClass
+from kernels.interface import Backend, DenseBackend, ExpertWeights, NumericClass, Options
 from kernels.matrix import Matrix
+from kernels.registry import ACTIVATION_DTYPES, make_backend
 
 from .errors import UsageError
 from .executor import Executor
-from .experts import LocalExperts, one_expert
+from .experts import LocalExperts
 
 MOST_NAME = 100  #: characters of an architecture's name
 _BIASES = ("gate_bias", "up_bias", "down_bias")
@@ -138,9 +139,15 @@ class Model(BoundModel):
         """What the backbone's own bits depend on."""
         return self.backend.numeric_class
 
-    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
-        """Unweighted rows [n, D] of one expert alone for x [n, D]. KernelError when the backend fails at it."""
-        return self.backend.load({expert: self.expert(layer, expert)}).rows(x, one_expert(expert, len(x)))
+    @cached_property
+    def judges(self) -> Sequence[Backend]:
+        """What experts can be computed with to check others: the backbone's own, and what its C code has beside it."""
+        found: list[Backend] = [self.backend]
+        if self.backend.name == "native":
+            own = self.backend.numeric_class.activations
+            options = [Options(threads=self.backend.threads, activations=a) for a in ACTIVATION_DTYPES if a != own]
+            found += [make_backend("native", each) for each in options]
+        return found
 
     @cached_property
     def local_experts(self) -> LocalExperts:

@@ -1,4 +1,4 @@
-"""What expert rows should be: the backbone's own bits, and float64. For probes and audits, one expert at a time.
+"""What expert rows should be: by bits where this machine has the class, and in float64. One expert at a time.
 
 Legend: n rows, D width.
 """
@@ -6,14 +6,18 @@ Legend: n rows, D width.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from kernels import exact
 from kernels.errors import KernelError
-from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.interface import F32, Backend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
+from protocol.capabilities import ClassInfo
+from protocol.schema import one_line
 
 from .weights import ExpertStore
 
@@ -24,14 +28,20 @@ PARTS = ("gate", "up", "down")
 
 
 class Judged(ExpertStore, Protocol):
-    """A bound model: its experts, which can be computed here one at a time, and the class in which they then are."""
+    """A bound model: its experts, and what they can be computed with here."""
 
     @property
     def numeric_class(self) -> NumericClass:
         """What the backbone's own bits depend on."""
 
-    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
-        """Rows [n, D] of one expert for x [n, D], in the backbone's class. KernelError when they cannot be had."""
+    @property
+    def judges(self) -> Sequence[Backend]:
+        """Backends whose rows are the measure for whoever says that he is of their class; the backbone's own first."""
+
+
+def class_text(numeric: NumericClass) -> str:
+    """A class in the words in which workers declare theirs."""
+    return str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
 
 
 def kind_of(store: ExpertStore, layer: int) -> Kind:
@@ -55,14 +65,22 @@ def expert_of(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
 class Oracle:
     """Rows of a model's experts. What it reads of the model file it lets go of again: the workers hold that."""
 
-    def __init__(self, model: Judged, own_class: str) -> None:
-        self.own_class = own_class  #: of the backbone's own bits
+    def __init__(self, model: Judged) -> None:
+        self.own_class = class_text(model.numeric_class)  #: the backbone's
         self._model = model
 
-    def own(self, layer: int, expert: int, x: F32) -> F32 | None:
-        """The backbone's rows [n, D] for x [n, D]; None where it cannot compute them."""
+    @cached_property
+    def _judges(self) -> dict[str, Backend]:
+        return {class_text(judge.numeric_class): judge for judge in self._model.judges}
+
+    def rows(self, numeric_class: str, layer: int, expert: int, x: F32) -> F32 | None:
+        """The rows [n, D] of a class for x [n, D], bit by bit; None where they cannot be computed here."""
+        judge = self._judges.get(numeric_class)
+        if judge is None:
+            return None
+        pairs = np.stack([np.arange(len(x)), np.full(len(x), expert)], axis=1).astype(np.int32)
         try:
-            return self._model.own_rows(layer, expert, x)
+            return judge.load({expert: expert_of(self._model, layer, expert)}).rows(x, pairs)
         except KernelError as error:
             log.debug("expert %d of layer %d cannot be checked here: %s", expert, layer, error)
             return None

@@ -21,7 +21,7 @@ from .roster import Peer
 ROWS = 8  #: of a probe, each with one expert, as far as that goes
 MOST_EXPERTS = 4  #: of a probe
 OUTLIERS = 0.01  #: of a row's columns, at least one, that are much larger than the others
-OUTLIER_TIMES = (8.0, 32.0)  #: as large as the others
+OUTLIER_TIMES = (3.0, 10.0)  #: as large as the others
 
 Todo = Callable[[Callable[[], None]], None]  #: puts off what takes long until there is time
 
@@ -31,7 +31,7 @@ class Measure:
     """What was found of one kind of experts."""
 
     worst: float = 0.0  #: relative L2 distance from float64 of the row that is farthest off
-    is_same_bits: bool | None = None  #: as the backbone's own, where that is of the same class; None: not known
+    is_same_bits: bool | None = None  #: as the class has, where this machine can compute in it; None: not known
 
 
 @dataclass(slots=True)
@@ -127,10 +127,9 @@ class Prober:
         at = np.nonzero(probe.pairs[:, 1] == expert)[0]
         x, mine = probe.x[probe.pairs[at, 0]], rows[at]
         found.worst = max(found.worst, self._oracle.error(probe.layer, expert, x, mine))
-        if probe.peer.declared == self._oracle.own_class:
-            own = self._oracle.own(probe.layer, expert, x)
-            if own is not None:
-                found.is_same_bits = found.is_same_bits is not False and same_bits(own, mine)
+        own = self._oracle.rows(probe.peer.declared, probe.layer, expert, x)
+        if own is not None:
+            found.is_same_bits = found.is_same_bits is not False and same_bits(own, mine)
         if not probe.left:
             self._under_way.discard((probe.peer.name, probe.session, probe.kind))
             self._on_found(probe.peer, probe.kind, found)

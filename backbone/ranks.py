@@ -21,6 +21,15 @@ class Rank(StrEnum):
         return BARS.get(self, float("inf"))
 
     @property
+    def tolerance(self) -> float:
+        """The most that a row may be off of whoever says that he is of this rank, where bits cannot tell.
+
+        Honest rows of I16 are up to 2.4e-4 off where one value is much larger than the others of its block of 32,
+        though most are below 1e-4.
+        """
+        return I16_TIMES * self.bar if self is Rank.I16 else self.bar
+
+    @property
     def is_f32(self) -> bool:
         """Whether it is good enough for the layers that matter most."""
         return self in (Rank.EXACT, Rank.F32)
@@ -31,6 +40,7 @@ class Rank(StrEnum):
 
 
 BARS: Mapping[Rank, float] = {Rank.EXACT: 1e-5, Rank.F32: 1e-5, Rank.I16: 1e-4, Rank.F16: 2e-3}
+I16_TIMES = 4
 _ORDER = {rank: place for place, rank in enumerate(Rank)}
 
 

@@ -85,7 +85,7 @@ class Peer:
     promise: Rank = Rank.F32  #: what that class promises
     measured: set[Kind] = field(default_factory=set)  #: kinds of experts, in this session
     worst: float = 0.0  #: of the rows that were measured in this session: relative L2 distance from float64
-    is_same_bits: bool | None = None  #: as the backbone's own, where both are of one class
+    is_same_bits: bool | None = None  #: as its class has, where this machine can compute in it
     rank: Rank | None = None  #: by all of this; None before
     is_caught: bool = False  #: an audit found rows of it wrong: it is not believed again
     caught_worst: float = 0.0  #: how far off those were
@@ -126,7 +126,7 @@ class Peer:
     @property
     def bar(self) -> float:
         """The most that its rows may be off: by its class's promise, or as measured where it does not keep that."""
-        return self.rank.bar if self.is_off and self.rank is not None else self.promise.bar
+        return self.rank.bar if self.is_off and self.rank is not None else self.promise.tolerance
 
     @property
     def is_loading(self) -> bool:

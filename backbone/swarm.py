@@ -19,7 +19,6 @@ import zmq
 
 from kernels.combine import is_finite
 from kernels.interface import F32, I32
-from protocol.capabilities import ClassInfo
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
 from protocol.messages import Drain, Refused, Rows, Run
@@ -51,7 +50,7 @@ from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
 from .lateness import HEDGE_S
 from .local_workers import LocalWorker, WorkerSpec, start_worker
-from .oracle import Judged
+from .oracle import Judged, class_text
 from .placement import place
 from .provenance import cache_folder
 from .roster import LiveWorker, Peer, Roster, WorkerReport
@@ -118,10 +117,8 @@ class Swarm:
     ) -> None:
         self._place, self._door = placement, door
         self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
-        numeric = model.numeric_class
-        own = str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
         counts = {layer: model.expert_count(layer) for layer in model.expert_tensors}
-        class_map = ClassMap.of_backbone(own, counts, dense_class)
+        class_map = ClassMap.of_backbone(class_text(model.numeric_class), counts, dense_class)
         self._dispatcher = Dispatcher(class_map, deadline_s=deadline_s, hedge_s=hedge_s)
         self._roster = Roster()
         self._open: dict[int, _Open] = {}

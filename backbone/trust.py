@@ -56,8 +56,7 @@ class Trust:
         self.demotions = 0  #: counts them
         self._todo = deque[Callable[[], None]]()
         self._apart = Apart(dispatcher, act)
-        self._own_class = dispatcher.class_map.own
-        oracle, todo = Oracle(model, self._own_class), self._todo.append
+        oracle, todo = Oracle(model), self._todo.append
         self._prober = Prober(
             self._apart,
             oracle,
@@ -116,10 +115,10 @@ class Trust:
         if found.is_same_bits is not None:
             peer.is_same_bits = peer.is_same_bits is not False and found.is_same_bits
         rank = self._rank(peer)
-        is_other = peer.is_same_bits is False
-        if not rank.keeps(peer.promise) or is_other:
+        is_near = peer.worst <= peer.promise.tolerance
+        if peer.is_same_bits is False or (peer.is_same_bits is None and not is_near):
             told = f"probed, its rows are off by {found.worst:.2g} (worst row, relative L2)"
-            if rank.keeps(peer.promise):
+            if is_near:
                 told += f" and not the bits of {peer.declared}, which it says that they are"
             else:
                 told += f"; {peer.declared} promises {peer.promise.bar:.0e}"
@@ -141,12 +140,17 @@ class Trust:
             told += f" and not the bits of {peer.declared}"
         if not finding.call:
             told += ", in a call that checked another worker"
-        told += f"; its last {doubt} calls are in doubt, all since an audit that found nothing"
+        if doubt:
+            told += f"; its last {doubt} calls are in doubt, all since an audit that found nothing wrong"
         self._demote(peer, self._rank(peer), told)
 
     def _rank(self, peer: Peer) -> Rank:
-        """By all that was found of a worker."""
-        rank = rank_of(max(peer.worst, peer.caught_worst), is_same_bits=bool(peer.is_same_bits) and not peer.is_caught)
+        """By all that was found of a worker. One that keeps its class's word is no worse than its class."""
+        is_same = bool(peer.is_same_bits) and not peer.is_caught
+        rank = rank_of(max(peer.worst, peer.caught_worst), is_same_bits=is_same)
+        is_kept = is_same or (peer.is_same_bits is None and peer.worst <= peer.promise.tolerance)
+        if is_kept and not peer.is_caught and not rank.keeps(peer.promise):
+            rank = peer.promise
         peer.rank = peer.report.rank = rank
         peer.report.error = max(peer.worst, peer.caught_worst)
         return rank

@@ -8,7 +8,7 @@ after:N         0: at once
 The faults:
 
 delay:S         each computation takes S seconds more; S may be a range such as 0-0.02, drawn anew each time
-first:PATH      only the process that can make this file has the other faults
+first:PATH      only the process that can make this file has the other faults; it leaves its process id there
 mark:PATH       makes a file when a computation begins, so that a test can act in the middle of it
 reorder         answers go out in pairs, the later one first
 twice           every answer goes out twice
@@ -23,6 +23,7 @@ die-at-start    the process ends before it connects
 corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
+all-class       the same, of every process, also of those that have no other faults because of `first`
 device:KIND:N   an OpenCL device that fails: of KIND launch, gone, nan and memory, see faulty_device.py
 dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
@@ -91,8 +92,8 @@ def lie_about(experts: Mapping[int, ExpertWeights], layer: int, faults: Mapping[
     return lies
 
 
-def flipped(expert: ExpertWeights, bit: int = 17) -> ExpertWeights:
-    """An expert of F32 weights with one bit of its largest weight of `down` flipped: by default 2^-6 of the weight."""
+def flipped(expert: ExpertWeights, bit: int = 16) -> ExpertWeights:
+    """An expert of F32 weights with one bit of its largest weight of `down` flipped: by default 2^-7 of the weight."""
     words = expert.down.data.copy().reshape(-1).view("<u4")
     words[np.abs(words.view("<f4")).argmax()] ^= 1 << bit
     return replace(expert, down=Matrix.of(expert.down.type, expert.down.rows, expert.down.cols, words.view(np.uint8)))
@@ -115,7 +116,9 @@ class FaultyBackend:
         self._inner, self._faults = inner, faults
         self.name, self.device, self.threads = inner.name, inner.device, inner.threads
         self.memory_bytes = inner.memory_bytes
-        self.numeric_class = NumericClass(name="another") if "class" in faults else self._inner.numeric_class
+        self.numeric_class = self._inner.numeric_class
+        if "class" in faults or "all-class" in faults:
+            self.numeric_class = NumericClass(name="another")
 
     def load(self, experts: Mapping[int, ExpertWeights]) -> FaultyBank:
         """Experts that answer late or wrong."""
@@ -191,9 +194,10 @@ def main() -> int:
     argv = command.split() or ["local"]
     if "first" in faults:
         try:
-            Path(faults["first"]).touch(exist_ok=False)
+            with Path(faults["first"]).open("x", encoding="utf-8") as file:
+                file.write(str(os.getpid()))
         except FileExistsError:
-            faults = {}
+            faults = {name: value for name, value in faults.items() if name == "all-class"}
     if "die-at-start" in faults:
         print("something happened\nno luck today", file=sys.stderr)
         return 3

@@ -20,7 +20,7 @@ from backbone.experts import LocalExperts
 from backbone.placement import Candidate, Plan
 from backbone.swarm import Swarm, WorkerSpec
 from kernels.formats import GGMLType
-from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.interface import F32, Backend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
 from kernels.registry import make_backend
 
@@ -69,6 +69,10 @@ class TinyExperts:
     def numeric_class(self) -> NumericClass:
         return make_backend("numpy").numeric_class
 
+    @property
+    def judges(self) -> Sequence[Backend]:
+        return (make_backend("numpy"),)
+
     def expert_count(self, layer: int) -> int:
         return self.experts
 
@@ -96,10 +100,6 @@ class TinyExperts:
             flat = data.reshape(-1).view(np.uint8)
             parts[part] = Matrix.of(GGMLType.F32, data.shape[0], data.shape[1], flat) if part in PARTS else data
         return ExpertWeights(activation=ACTIVATION, **parts)
-
-    def own_rows(self, layer: int, expert: int, x: F32) -> F32:
-        """Rows of one expert, as what checks others computes them."""
-        return self.local().rows(layer, expert, x)
 
     def local(self) -> LocalExperts:
         """All experts in this process."""

@@ -74,6 +74,7 @@ def as_json(session: Session, answer: Answer, before: Before | None = None) -> R
         "workers": workers,
         "computed_locally": None if done is None else done - before.computed_locally,
         "failures": _failures(session, workers, before),
+        "in_doubt": answer.is_in_doubt,
         "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
     }
     if answer.logits_sha256:
@@ -148,8 +149,9 @@ def summary(result: Result) -> str:
 
 
 def change_lines(result: Result) -> list[str]:
-    """From which token on an answer is of another class map."""
-    return [
+    """Whether an answer is in doubt, and from which token on it is of another class map."""
+    doubt = ["a worker was found to be wrong that may have had a part in this answer"] if result.get("in_doubt") else []
+    return doubt + [
         f"numeric class changed at token {change['token']}: class map {change['to'][:12]}, before {change['from'][:12]}"
         for change in result["class_changed_at"] or []
     ]

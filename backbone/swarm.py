@@ -265,6 +265,11 @@ class Swarm:
         return self._gate.endpoint
 
     @property
+    def doubts(self) -> int:
+        """How often an audit found a worker to be wrong."""
+        return self._trust.caught
+
+    @property
     def refused(self) -> int:
         """Who was turned away: handshakes of keys that are not admitted, and enrolments that came to nothing."""
         return self._gate.refused + (0 if self._door is None else self._door.refused)

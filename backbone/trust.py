@@ -53,7 +53,7 @@ class Trust:
         act: Callable[[Sequence[Action]], None],
     ) -> None:
         self._dispatcher, self._joining, self._act, self._model = dispatcher, joining, act, model
-        self.demotions = 0  #: counts them
+        self.demotions = self.caught = 0  #: of anybody; and of those whose rows had been used
         self._todo = deque[Callable[[], None]]()
         self._apart = Apart(dispatcher, act)
         oracle, todo = Oracle(model), self._todo.append
@@ -129,6 +129,7 @@ class Trust:
     def _on_guilty(self, peer: Peer, finding: Finding) -> None:
         """Rows of a worker are wrong that were used, or that were to be the measure of another's."""
         peer.is_caught = True
+        self.caught += 1
         peer.caught_worst = max(peer.caught_worst, finding.error)
         doubt = peer.report.calls - peer.sure_calls
         peer.report.in_doubt = doubt

@@ -104,5 +104,4 @@ def same_bits(a: F32, b: F32) -> bool:
 
 def distance(rows: F32, others: F32) -> float:
     """The largest relative L2 distance of rows [n, D] from others [n, D]; infinite where one is not finite."""
-    found = exact.error_of(rows, others.astype(np.float64)).worst
-    return found if np.isfinite(others).all() else float("inf")
+    return exact.error_of(rows, others.astype(np.float64)).worst if np.isfinite(others).all() else float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -139,15 +139,14 @@ class Model(BoundModel):
         """What the backbone's own bits depend on."""
         return self.backend.numeric_class
 
-    @cached_property
-    def judges(self) -> Sequence[Backend]:
+    @property
+    def judges(self) -> Iterator[Backend]:
         """What experts can be computed with to check others: the backbone's own, and what its C code has beside it."""
-        found: list[Backend] = [self.backend]
+        yield self.backend
         if self.backend.name == "native":
-            own = self.backend.numeric_class.activations
-            options = [Options(threads=self.backend.threads, activations=a) for a in ACTIVATION_DTYPES if a != own]
-            found += [make_backend("native", each) for each in options]
-        return found
+            for activations in ACTIVATION_DTYPES:
+                if activations != self.backend.numeric_class.activations:
+                    yield make_backend("native", Options(threads=self.backend.threads, activations=activations))
 
     @cached_property
     def local_experts(self) -> LocalExperts:

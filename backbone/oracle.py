@@ -6,11 +6,12 @@ Legend: n rows, D width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import cached_property
+import math
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels import exact
 from kernels.errors import KernelError
@@ -35,7 +36,7 @@ class Judged(ExpertStore, Protocol):
         """What the backbone's own bits depend on."""
 
     @property
-    def judges(self) -> Sequence[Backend]:
+    def judges(self) -> Iterable[Backend]:
         """Backends whose rows are the measure for whoever says that he is of their class; the backbone's own first."""
 
 
@@ -67,15 +68,14 @@ class Oracle:
 
     def __init__(self, model: Judged) -> None:
         self.own_class = class_text(model.numeric_class)  #: the backbone's
-        self._model = model
-
-    @cached_property
-    def _judges(self) -> dict[str, Backend]:
-        return {class_text(judge.numeric_class): judge for judge in self._model.judges}
+        self._model, self._judges = model, iter(model.judges)
+        self._known: dict[str, Backend] = {}  #: judges by class, of those that were asked for so far
 
     def rows(self, numeric_class: str, layer: int, expert: int, x: F32) -> F32 | None:
         """The rows [n, D] of a class for x [n, D], bit by bit; None where they cannot be computed here."""
-        judge = self._judges.get(numeric_class)
+        while numeric_class not in self._known and (each := next(self._judges, None)) is not None:
+            self._known[class_text(each.numeric_class)] = each
+        judge = self._known.get(numeric_class)
         if judge is None:
             return None
         pairs = np.stack([np.arange(len(x)), np.full(len(x), expert)], axis=1).astype(np.int32)
@@ -91,10 +91,9 @@ class Oracle:
         """The largest relative L2 distance of rows [n, D] from the exact ones for x [n, D]."""
         try:
             with np.errstate(all="ignore"):  # what overflows is as far off as can be
-                found = exact.error_of(rows, exact.expert_rows(expert_of(self._model, layer, expert), x)).worst
+                return distance(rows, exact.expert_rows(expert_of(self._model, layer, expert), x))
         finally:
             self._model.release(layer)
-        return float("inf") if np.isnan(found) else found
 
 
 def same_bits(a: F32, b: F32) -> bool:
@@ -102,6 +101,13 @@ def same_bits(a: F32, b: F32) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def distance(rows: F32, others: F32) -> float:
-    """The largest relative L2 distance of rows [n, D] from others [n, D]; infinite where one is not finite."""
-    return exact.error_of(rows, others.astype(np.float64)).worst if np.isfinite(others).all() else float("inf")
+def distance(rows: F32, others: NDArray[np.floating]) -> float:
+    """The largest relative L2 distance of rows [n, D] from others [n, D]; infinite where one is not finite.
+
+    A row that should be zero counts by its own norm. As `exact.error_of`, without what that needs to be imported.
+    """
+    if not (np.isfinite(rows).all() and np.isfinite(others).all()):
+        return math.inf
+    wide = others.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1)
+    return float((np.linalg.norm(rows - wide, axis=1) / np.where(lengths > 0, lengths, 1)).max())

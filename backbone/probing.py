@@ -6,7 +6,7 @@ Legend: R rows, D width.
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ from .apart import Apart, Question
 from .oracle import Kind, Oracle, same_bits
 from .roster import Peer
 
-ROWS = 8  #: of a probe, each with one expert, as far as that goes
-MOST_EXPERTS = 4  #: of a probe
+ROWS = 8  #: of a probe at least, each with one expert
+MOST_EXPERTS = 3  #: of a probe
 OUTLIERS = 0.01  #: of a row's columns, at least one, that are much larger than the others
 OUTLIER_TIMES = (3.0, 10.0)  #: as large as the others
 
@@ -46,21 +46,23 @@ class _Probe:
     found: Measure | None = None
 
 
-def probe_rows(random: np.random.Generator, count: int, width: int) -> F32:
+def probe_rows(draw: random.Random, count: int, width: int) -> F32:
     """Rows [count, width] float32 such as a norm gives: root mean square 1, some columns large in all of them."""
-    rows = random.standard_normal((count, width))
-    large = random.choice(width, max(1, round(OUTLIERS * width)), replace=False)
-    rows[:, large] *= random.uniform(*OUTLIER_TIMES, len(large))
+    # Sums of four are normal enough; numpy's own generators take longer to import than all of this.
+    words = np.frombuffer(draw.randbytes(16 * count * width), "<u4").reshape(4, count, width)
+    rows = words.sum(axis=0, dtype=np.float64) / 2**32 - 2
+    large = draw.sample(range(width), max(1, round(OUTLIERS * width)))
+    rows[:, large] *= [draw.uniform(*OUTLIER_TIMES) for _ in large]
     rows /= np.sqrt((rows * rows).mean(axis=1, keepdims=True))
-    return rows.astype(np.float32)
+    found: F32 = rows.astype(np.float32)
+    return found
 
 
-def probe_pairs(random: np.random.Generator, experts: list[int]) -> tuple[int, I32]:
+def probe_pairs(draw: random.Random, experts: list[int]) -> tuple[int, I32]:
     """How many rows, and the pairs (row, expert) of all of them, as a router would have chosen."""
-    chosen = min(len(experts), MOST_EXPERTS)
-    ids = random.choice(experts, chosen, replace=False)
-    count = ROWS // chosen
-    pairs = [(row, expert) for row in range(count) for expert in random.permutation(ids)]
+    ids = draw.sample(experts, min(len(experts), MOST_EXPERTS))
+    count = -(-ROWS // len(ids))
+    pairs = [(row, expert) for row in range(count) for expert in draw.sample(ids, len(ids))]
     return count, np.array(pairs, np.int32)
 
 
@@ -83,6 +85,7 @@ class Prober:
     ) -> None:
         self._apart, self._oracle, self._kinds, self._width_of = apart, oracle, kinds, width_of
         self._todo, self._on_found, self._on_failed = todo, on_found, on_failed
+        self._draw = random.SystemRandom()  # nobody can foresee what he is asked
         self._under_way: set[tuple[str, int, Kind]] = set()
 
     def look_at(self, peer: Peer) -> None:
@@ -94,10 +97,9 @@ class Prober:
                 self._ask(peer, kind, layer, sorted(assigned.experts))
 
     def _ask(self, peer: Peer, kind: Kind, layer: int, experts: list[int]) -> None:
-        random = np.random.default_rng(secrets.randbits(128))
-        count, pairs = probe_pairs(random, experts)
+        count, pairs = probe_pairs(self._draw, experts)
         ((_, _, _, width),) = [part for part in kind[0] if part[0] == "gate"]
-        probe = _Probe(peer, peer.session, kind, layer, probe_rows(random, count, width), pairs)
+        probe = _Probe(peer, peer.session, kind, layer, probe_rows(self._draw, count, width), pairs)
         self._under_way.add((peer.name, peer.session, kind))
         question = Question(
             probe.x, pairs, lambda rows: self._on_rows(probe, rows.copy()), lambda: self._on_no_rows(probe)
@@ -114,7 +116,7 @@ class Prober:
             self._on_failed(probe.peer)
 
     def _on_rows(self, probe: _Probe, rows: F32) -> None:
-        experts = np.unique(probe.pairs[:, 1]).tolist()
+        experts = sorted(set(probe.pairs[:, 1].tolist()))
         probe.left, probe.found = len(experts), Measure()
         for expert in experts:
             self._todo(lambda expert=expert: self._measure(probe, expert, rows))  # type: ignore[misc]

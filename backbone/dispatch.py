@@ -175,10 +175,10 @@ class Dispatcher:
         """Somebody wants rows of a worker for their own sake: `Checked` or `CheckFailed` will tell.
 
         `load` and `width` as of `issued`; all of it is asked of this worker, proven or not. Nothing when it does not
-        hold them, or gets no calls. Like any call this one has a deadline; but nobody else is asked in its place.
+        hold them, or is lost. Like any call this one has a deadline; but nobody else is asked in its place.
         """
         member, held = self._members.get(worker), self.held(worker, layer)
-        if member is None or held is None or member.standing is not Standing.SERVING or not load.keys() <= held.experts:
+        if member is None or held is None or member.standing is Standing.LOST or not load.keys() <= held.experts:
             return []
         return [Send(self._call(APART, Ticket(layer, load, width, left=set()), worker, tuple(load), now_s))]
 

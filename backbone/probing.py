@@ -125,6 +125,7 @@ class Prober:
         """Look at one expert's rows; with the last one all is known."""
         found, probe.left = probe.found, probe.left - 1
         if found is None or not self._is_wanted(probe):
+            self._under_way.discard((probe.peer.name, probe.session, probe.kind))
             return
         at = np.nonzero(probe.pairs[:, 1] == expert)[0]
         x, mine = probe.x[probe.pairs[at, 0]], rows[at]

@@ -157,11 +157,14 @@ class Trust:
         return rank
 
     def _demote(self, peer: Peer, rank: Rank, reason: str) -> None:
-        """A worker is of a class of its own from here on."""
+        """A worker is of a class of its own from here on; nothing happens when it is of that already."""
+        kind = one_line(f"{peer.declared} measured {rank} of {peer.name}")
+        if kind == peer.report.numeric_class:
+            return
         what = "it is asked for nothing more" if rank is Rank.UNFIT else f"it counts as {rank}, in a class of its own"
         self.demotions += 1
         peer.note(reason, is_trusted=True)
         log.warning("worker %s is demoted: %s; %s", peer.name, reason, what)
-        peer.report.numeric_class = one_line(f"{peer.declared} measured {rank} of {peer.name}")
+        peer.report.numeric_class = kind
         self._act(self._dispatcher.reclassed(peer.name, peer.report.numeric_class, time.monotonic()))
         self._joining.demoted(peer)

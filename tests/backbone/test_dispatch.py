@@ -691,7 +691,7 @@ def test_who_is_not_proven_serves_nothing_and_can_be_asked_apart() -> None:
     assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=4))] == ["a"]
 
 
-def test_nobody_is_asked_apart_for_what_he_does_not_hold_or_when_he_gets_no_calls() -> None:
+def test_nobody_is_asked_apart_for_what_he_does_not_hold_or_when_he_is_lost() -> None:
     dispatcher = two_workers()
     assert dispatcher.asked_apart("a", 0, {2: 1}, WIDTH, 0.0) == []
     assert dispatcher.asked_apart("a", 1, {0: 1}, WIDTH, 0.0) == []

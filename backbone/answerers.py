@@ -16,7 +16,7 @@ from .session import Session, open_session
 from .settings import Settings
 
 #: Settings that are a process's own: a command that names one of them starts its own.
-OWN = ("backend", "workers", "worker_memory", "threads", "activations", "kv_cache", "archdefs", "context")
+OWN = ("backend", "workers", "worker_memory", "audit", "threads", "activations", "kv_cache", "archdefs", "context")
 
 
 class Answerer(Protocol):
@@ -78,7 +78,8 @@ class InProcess:
         answer = self._session.engine.generate(
             ids, self._tokenizer, options, sequence=self._sequence, on_text=on_text, on_prompt=on_prompt
         )
-        if answer.class_changes:  # keys and values of an earlier class map are in it
+        # Keys and values of an earlier class map are in it, or of somebody who was wrong.
+        if answer.class_changes or answer.is_in_doubt:
             self._sequence = self._session.engine.new_sequence()
         return as_json(self._session, answer) | {"provenance": self._session.provenance()}
 

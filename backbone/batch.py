@@ -38,12 +38,19 @@ class Batch:
         wanted = frozenset(experts)
         return np.array([place for place, expert in enumerate(self._listed) if expert in wanted], np.intp)
 
+    def experts_at(self, places: Places) -> list[int]:
+        """The expert of each place."""
+        return [self._listed[place] for place in places]
+
     def request(self, experts: Sequence[int]) -> tuple[F32, I32]:
         """What a worker needs for some experts: their distinct rows [R, D], and pairs [P, 2] of (row of these, expert).
 
         Pairs are in the order of `places`.
         """
-        places = self.places(experts)
+        return self.request_at(self.places(experts))
+
+    def request_at(self, places: Places) -> tuple[F32, I32]:
+        """The same for some places [P], in their order, which is ascending."""
         pairs = np.empty((len(places), 2), np.int32)
         pairs[:, 1] = self._ids[places]
         if len(self.x) == 1:

@@ -95,7 +95,23 @@ class ReportDropped:
     reason: str
 
 
-Action = Send | Fill | ComputeLocally | Spare | Complete | ReportLost | NewMap | ReportDropped
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The rows of a call that was asked apart came, finite or not: whoever asked for them may look at them."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFailed:
+    """A call that was asked apart will not be answered: its worker was lost, or does not take it."""
+
+    call: Call
+
+
+Action = Send | Fill | ComputeLocally | Spare | Complete | ReportLost | NewMap | ReportDropped | Checked | CheckFailed
+
+APART = 0  #: in place of a ticket: a call for whose rows no layer waits
 
 
 class Standing(Enum):
@@ -116,6 +132,7 @@ class Cause(Enum):
     GARBAGE = "garbage"
     NOT_FINITE = "not finite"
     REFUSED = "refused"
+    DEMOTED = "demoted"  #: the worker's rows are not of the class that it said
     STALLED = "stalled"
     HEDGED = "hedged"  #: it took long, and whoever was first counted
     STRAGGLING = "straggling"  #: whoever holds it has not answered a call that was hedged before
@@ -127,6 +144,7 @@ class Held:
 
     epoch: int
     experts: frozenset[int]
+    is_proven: bool = True  #: its rows of experts like these were measured; before that it serves none of them
 
 
 @dataclass(slots=True)
@@ -147,6 +165,14 @@ class Member:
     late: int = 0  #: calls that another did first, since the last that it answered in time
     shunned_until_s: float = -math.inf
 
+    def answered(self, call: Call, sent_s: float, now_s: float, compute_s: float, worked_s: float) -> None:
+        """It answered a call: what that says of its pace. `worked_s`: by all members before this answer."""
+        round_trip_s, since_last_s, others_s = now_s - sent_s, now_s - self.heard_s, worked_s - self.worked_s
+        self.pace.answered(len(call.experts), call.pairs, round_trip_s, since_last_s, compute_s, others_s)
+        self.heard_s, self.worked_s = now_s, worked_s + round_trip_s
+        if not self.in_flight:
+            self.free_s = -math.inf
+
 
 @dataclass(slots=True)
 class Flight:
@@ -157,7 +183,7 @@ class Flight:
     hedge_s: float  #: when others are asked too; infinite when they were, or are not to be
     due_s: float  #: that, or the call's deadline
     is_hedged: bool = False
-    is_stray: bool = False  #: others have done all of it
+    is_stray: bool = False  #: nobody waits for it: others have done all of it, or it was asked apart
 
 
 @dataclass(slots=True)
@@ -181,3 +207,8 @@ class Ticket:
     checked: set[int] = field(default_factory=set)  #: those computed here, of another class than ours: finite
     suspicions: list[Suspicion] = field(default_factory=list)
     is_hedged: bool = False
+
+    @property
+    def unclear(self) -> set[int]:
+        """Experts of which somebody gave rows that were not finite, and nobody others yet."""
+        return {expert for suspicion in self.suspicions for expert in suspicion.experts}

@@ -8,10 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from .calls import Flight, Member
+from .calls import Flight, Member, Standing
+from .class_map import ClassMap
 
 ALIKE = 2.0  #: workers whose rows take no more than so many times as long as the fastest one's share rows evenly
 _LAST = 1e9  #: seconds; behind whoever has less
+
+
+def holders_of(members: Iterable[Member], class_map: ClassMap) -> dict[tuple[int, int], list[Member]]:
+    """Who serves each (layer, expert): members that get calls, of the class that the map gives it."""
+    found: dict[tuple[int, int], list[Member]] = {}
+    for member in members:
+        if member.standing is Standing.SERVING:
+            for layer, held in member.holds.items():
+                for expert in held.experts if held.is_proven else ():
+                    if class_map.of(layer, expert) == member.numeric_class:
+                        found.setdefault((layer, expert), []).append(member)
+    return found
 
 
 def choose(holders: Sequence[Member], rows: int, busy_s: Mapping[str, float], s_per_row: Mapping[str, float]) -> Member:

@@ -25,9 +25,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from .calls import (
+    APART,
     Action,
     Call,
     Cause,
+    Checked,
+    CheckFailed,
     Complete,
     ComputeLocally,
     Fill,
@@ -43,21 +46,12 @@ from .calls import (
     Suspicion,
     Ticket,
 )
-from .choice import choose_among
+from .choice import choose_among, holders_of
 from .class_map import ClassMap
+from .lateness import HEDGE_S, due
 from .tally import Tally
 
-HEDGE_S = 0.05  #: no call is hedged before
-HEDGE_FACTOR = 4.0  #: nor before so many times what it takes at most
-UNKNOWN_S = 2.0  #: a call is hedged of whose worker nothing is known yet: its kernels are compiled, it may be stopped
-LATE_S = 10.0  #: no deadline of a call that was measured is shorter (but for a shorter one that is set)
-LATE_FACTOR, LATE_SLACK_S = 10.0, 1.0  #: nor shorter than so many times what it takes at most, and this
 SHUNNED_S = 64.0  #: a straggler is chosen last for 1 s, 2 s, 4 s ... and at most so long
-
-
-def _unclear(asked: Ticket) -> set[int]:
-    """Experts of a ticket of which somebody gave rows that were not finite, and nobody others yet."""
-    return {expert for suspicion in asked.suspicions for expert in suspicion.experts}
 
 
 class Dispatcher:
@@ -85,11 +79,6 @@ class Dispatcher:
         calls = self._calls
         return min([flight.due_s for flight in calls.values()]) if calls else None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for rows."""
-        return not self._open
-
     def standing(self, worker: str) -> Standing | None:
         """Whether a worker gets calls; None for one that never joined."""
         member = self._members.get(worker)
@@ -100,6 +89,12 @@ class Dispatcher:
         member = self._members.get(worker)
         return None if member is None else member.holds.get(layer)
 
+    def others(self, worker: str, layer: int, expert: int) -> list[str]:
+        """Who else of a worker's class serves an expert."""
+        kind = self._members[worker].numeric_class if worker in self._members else None
+        able = self._holders.get((layer, expert), ())
+        return [member.name for member in able if member.name != worker and member.numeric_class == kind]
+
     def tally(self, worker: str) -> Tally:
         """What a worker's failures cost; the same object for all its life."""
         return self._tallies.setdefault(worker, Tally())
@@ -109,7 +104,7 @@ class Dispatcher:
     def planned(self, classes: Mapping[tuple[int, int], str]) -> None:
         """A plan was accepted, between two answers: it fixes the class of each (layer, expert) that it gives."""
         self.class_map = self.class_map.afresh(classes)
-        self._find_holders()
+        self._holders = holders_of(self._members.values(), self.class_map)
 
     def joined(self, worker: str, numeric_class: str, session: int, now_s: float) -> list[Action]:
         """A worker said hello, for the first time or again. It holds nothing yet."""
@@ -117,19 +112,28 @@ class Dispatcher:
         self._members[worker] = Member(worker, numeric_class, session)
         return actions
 
-    def loaded(self, worker: str, layer: int, epoch: int, experts: Collection[int]) -> None:
-        """A worker has loaded experts of a layer, in place of those that it had of it before."""
+    def loaded(self, worker: str, layer: int, epoch: int, experts: Collection[int], *, is_proven: bool = True) -> None:
+        """A worker has loaded experts of a layer, in place of those that it had of it before.
+
+        Until they are proven it can be asked for them apart, and serves none of them.
+        """
         member = self._members.get(worker)
         if member is None or member.standing is Standing.LOST:
             return
-        member.holds[layer] = Held(epoch, frozenset(experts))
-        self._find_holders()
+        member.holds[layer] = Held(epoch, frozenset(experts), is_proven)
+        self._holders = holders_of(self._members.values(), self.class_map)
+
+    def proven(self, worker: str, layer: int) -> None:
+        """A worker's rows of what it holds of a layer were measured: it serves them, as far as the map lets it."""
+        if (held := self.held(worker, layer)) is not None:
+            self.loaded(worker, layer, held.epoch, held.experts)
 
     def kept(self, worker: str, layer: int, experts: Collection[int]) -> None:
         """Of what a worker holds of a layer it is asked for no more than these."""
         held = self.held(worker, layer)
         if held is not None:
-            self.loaded(worker, layer, held.epoch, held.experts & frozenset(experts))
+            mine = held.experts & frozenset(experts)
+            self.loaded(worker, layer, held.epoch, mine, is_proven=held.is_proven)
 
     def lost(
         self, worker: str, reason: str, now_s: float, *, is_trusted: bool = True, cause: Cause = Cause.LOST
@@ -144,6 +148,20 @@ class Dispatcher:
         """A worker sent what it must not: it is trusted no more."""
         return self.lost(worker, reason, now_s, is_trusted=False, cause=Cause.GARBAGE)
 
+    def reclassed(self, worker: str, numeric_class: str, now_s: float) -> list[Action]:
+        """A worker's rows are not of the class that it said, but of this one: others do what it was asked for."""
+        member = self._members.get(worker)
+        if member is None or member.standing is Standing.LOST or member.numeric_class == numeric_class:
+            return []
+        served = [key for key, able in self._holders.items() if member in able]
+        member.numeric_class = numeric_class
+        self._holders = holders_of(self._members.values(), self.class_map)
+        actions = self._taken_over(served)
+        for flight in [self._calls[seq] for seq in sorted(member.in_flight)]:
+            if not flight.is_stray:
+                actions += self._handed_over(flight, now_s, Cause.DEMOTED)
+        return actions
+
     # ---- events: tickets and calls
 
     def issued(self, ticket: int, layer: int, load: Mapping[int, int], width: int, now_s: float) -> list[Action]:
@@ -152,6 +170,17 @@ class Dispatcher:
             return [Complete(ticket)]
         self._open[ticket] = Ticket(layer, load, width, left=set(load))
         return self._given_out(ticket, tuple(load), now_s, Cause.UNHELD)
+
+    def asked_apart(self, worker: str, layer: int, load: Mapping[int, int], width: int, now_s: float) -> list[Action]:
+        """Somebody wants rows of a worker for their own sake: `Checked` or `CheckFailed` will tell.
+
+        `load` and `width` as of `issued`; all of it is asked of this worker, proven or not. Nothing when it does not
+        hold them, or is lost. Like any call this one has a deadline; but nobody else is asked in its place.
+        """
+        member, held = self._members.get(worker), self.held(worker, layer)
+        if member is None or held is None or member.standing is Standing.LOST or not load.keys() <= held.experts:
+            return []
+        return [Send(self._call(APART, Ticket(layer, load, width, left=set()), worker, tuple(load), now_s))]
 
     def answered(
         self,
@@ -181,16 +210,11 @@ class Dispatcher:
             return self.garbage(worker, f"call {seq}: rows {shape}, asked for {(call.pairs, call.width)}", now_s)
         self._end(flight)
         member = self._members[worker]
-        round_trip_s, since_last_s = now_s - flight.sent_s, now_s - member.heard_s
-        others_s = self._worked_s - member.worked_s
-        member.pace.answered(len(call.experts), call.pairs, round_trip_s, since_last_s, compute_s, others_s)
-        self._worked_s += round_trip_s
-        member.heard_s, member.worked_s = now_s, self._worked_s
-        if not member.in_flight:
-            member.free_s = -math.inf
+        member.answered(call, flight.sent_s, now_s, compute_s, self._worked_s)
+        self._worked_s += now_s - flight.sent_s
         self._awake(worker)
         if flight.is_stray:
-            return []
+            return [Checked(call)] if call.ticket == APART else []
         if not is_finite:
             return self._suspected(member, flight, now_s)
         member.late = 0
@@ -216,7 +240,7 @@ class Dispatcher:
         member = self._members[flight.call.worker]
         if member.standing is Standing.SERVING:
             member.standing = Standing.STALLED
-            self._find_holders()
+            self._holders = holders_of(self._members.values(), self.class_map)
         return self._handed_over(flight, now_s, Cause.STALLED)
 
     def computed(self, ticket: int, expert: int, now_s: float, *, is_finite: bool = True) -> list[Action]:
@@ -263,7 +287,7 @@ class Dispatcher:
         """All at once, with their reasons, so that no call of one is asked of another that is lost as well."""
         for member, _ in members:
             member.standing = Standing.LOST
-        self._find_holders()
+        self._holders = holders_of(self._members.values(), self.class_map)
         actions: list[Action] = [ReportLost(m.name, m.session, reason, is_trusted) for m, reason in members]
         actions += self._taken_over(
             (layer, expert)
@@ -283,7 +307,7 @@ class Dispatcher:
         """Whoever was asked does not do a call. An answer to it that still comes is dropped."""
         self._end(flight)
         if flight.is_stray:
-            return []
+            return [CheckFailed(flight.call)] if flight.call.ticket == APART else []
         tally = self.tally(flight.call.worker)
         tally.retried += 1
         tally.waited_s += now_s - flight.sent_s
@@ -320,7 +344,7 @@ class Dispatcher:
         chosen: dict[str, list[int]] = {}
         choose_among(others, asked.load, chosen, self._members, self._calls.values(), self._worked_s, now_s)
         actions: list[Action] = [
-            Send(self._call(call.ticket, name, mine, now_s, is_hedge=True)) for name, mine in chosen.items()
+            Send(self._call(call.ticket, asked, name, mine, now_s, is_hedge=True)) for name, mine in chosen.items()
         ]
         return actions + (self._here(call.ticket, here, Cause.HEDGED) if here else [])
 
@@ -345,12 +369,12 @@ class Dispatcher:
         """Others do the experts, to see whose fault it is; where one has failed at them before, the backbone does."""
         call = flight.call
         asked = self._open[call.ticket]
-        before = _unclear(asked)
+        before = asked.unclear
         reason = f"call {call.seq}, layer {call.layer}: rows that are not finite"
         asked.suspicions.append(Suspicion(member, reason, asked.left.intersection(call.experts) - asked.checked))
         if member.standing is not Standing.SUSPECT:
             member.standing = Standing.SUSPECT
-            self._find_holders()
+            self._holders = holders_of(self._members.values(), self.class_map)
         tally, again = self.tally(member.name), self._undone(call)
         tally.retried += 1
         tally.waited_s += now_s - flight.sent_s
@@ -384,12 +408,12 @@ class Dispatcher:
         for member in members:
             if member.standing is Standing.SUSPECT and member.name not in suspected:
                 member.standing = Standing.SERVING
-        self._find_holders()
+        self._holders = holders_of(self._members.values(), self.class_map)
 
     def _settled(self, ticket: int, now_s: float) -> list[Action]:
         """What was computed here as a check and is under no suspicion any more counts, or is asked for again."""
         asked = self._open.get(ticket)
-        if asked is None or not (clear := asked.checked - _unclear(asked)):
+        if asked is None or not (clear := asked.checked - asked.unclear):
             return []
         asked.checked -= clear
         ours = [e for e in sorted(clear) if self.class_map.of(asked.layer, e) == self.class_map.own]
@@ -421,12 +445,12 @@ class Dispatcher:
                 chosen[name] = [expert]
         if several:
             choose_among(several, load, chosen, self._members, self._calls.values(), self._worked_s, now_s)
-        actions: list[Action] = [Send(self._call(ticket, name, mine, now_s)) for name, mine in chosen.items()]
+        actions: list[Action] = [Send(self._call(ticket, asked, name, mine, now_s)) for name, mine in chosen.items()]
         # What is sent first runs while the rest is computed here.
         if slow:
             actions += self._here(ticket, slow, Cause.STRAGGLING)
         if alone:
-            doubted = _unclear(asked)  # whose last holder may be innocent, and be of its class still
+            doubted = asked.unclear  # whose last holder may be innocent, and be of its class still
             actions += self._taken_over((layer, expert) for expert in alone if expert not in doubted)
             actions += self._here(ticket, alone, cause)
         return actions
@@ -443,42 +467,20 @@ class Dispatcher:
         self.class_map = before.taken_over(unserved)
         if self.class_map is before:
             return []
-        self._find_holders()
+        self._holders = holders_of(self._members.values(), self.class_map)
         changed = tuple(sorted({key for key in unserved if before.of(*key) != before.own}))
         return [NewMap(changed, before, self.class_map)]
 
-    def _call(self, ticket: int, worker: str, experts: Sequence[int], now_s: float, *, is_hedge: bool = False) -> Call:
+    def _call(
+        self, ticket: int, asked: Ticket, worker: str, experts: Sequence[int], now_s: float, *, is_hedge: bool = False
+    ) -> Call:
         self._seq += 1
-        asked, member = self._open[ticket], self._members[worker]
-        pairs = sum([asked.load[expert] for expert in experts])
-        # When it is late, and when it is to be hedged; what the member was asked for before comes first.
-        deadline_s, hedge_s = now_s + self._deadline_s, math.inf
-        most_s = member.pace.most_s(len(experts), pairs)
-        start_s = now_s if now_s > member.free_s else member.free_s
-        if most_s is not None:
-            member.free_s = start_s + most_s
-            late_s = start_s + LATE_FACTOR * most_s + LATE_SLACK_S
-            if late_s < start_s + LATE_S:
-                late_s = start_s + LATE_S
-            if late_s < deadline_s:
-                deadline_s = late_s
-        elif not is_hedge:  # nothing is known of when it is late, but perhaps of when others would be done with it
-            most_s = member.pace.bound_s(len(experts), pairs)
-        if not is_hedge:
-            after_s = HEDGE_FACTOR * most_s if most_s is not None else UNKNOWN_S
-            hedge_s = start_s + (after_s if after_s > self._hedge_s else self._hedge_s)
-        call = Call(
-            self._seq,
-            ticket,
-            worker,
-            asked.layer,
-            member.holds[asked.layer].epoch,
-            tuple(experts),
-            pairs,
-            asked.width,
-            deadline_s,
-        )
-        self._calls[call.seq] = Flight(call, now_s, hedge_s, min(hedge_s, deadline_s))
+        member, count, pairs = self._members[worker], len(experts), sum([asked.load[expert] for expert in experts])
+        may_hedge, is_apart = not is_hedge and ticket != APART, ticket == APART
+        late_s, hedge_s = due(member, count, pairs, now_s, self._deadline_s, self._hedge_s, may_hedge=may_hedge)
+        epoch = member.holds[asked.layer].epoch
+        call = Call(self._seq, ticket, worker, asked.layer, epoch, tuple(experts), pairs, asked.width, late_s)
+        self._calls[call.seq] = Flight(call, now_s, hedge_s, min(hedge_s, late_s), is_stray=is_apart)
         member.in_flight.add(call.seq)
         return call
 
@@ -508,13 +510,4 @@ class Dispatcher:
         member = self._members.get(worker)
         if member is not None and member.standing is Standing.STALLED:
             member.standing = Standing.SERVING
-            self._find_holders()
-
-    def _find_holders(self) -> None:
-        self._holders = {}
-        for member in self._members.values():
-            if member.standing is Standing.SERVING:
-                for layer, held in member.holds.items():
-                    for expert in held.experts:
-                        if self.class_map.of(layer, expert) == member.numeric_class:
-                            self._holders.setdefault((layer, expert), []).append(member)
+            self._holders = holders_of(self._members.values(), self.class_map)

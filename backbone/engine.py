@@ -71,6 +71,7 @@ class Answer:
     decode: Timing = field(default_factory=Timing)
     logits_sha256: list[str] = field(default_factory=list)
     class_changes: list[ClassChange] = field(default_factory=list)
+    is_in_doubt: bool = False  #: a worker was found to be wrong that may have had a part in it
 
 
 class Engine:
@@ -287,11 +288,12 @@ class Turn:
 
 
 class _Changes:
-    """Changes of the class map while an answer is made."""
+    """Changes of the class map, and of whom to believe, while an answer is made."""
 
     def __init__(self, experts: ExpertSource, answer: Answer) -> None:
         self._experts, self._answer = experts, answer
         self._known = len(experts.class_changes)  #: the earlier ones belong to earlier answers
+        self._doubts = experts.doubts
 
     def note(self) -> None:
         """Those that are new hold from the token on that is chosen next."""
@@ -299,6 +301,7 @@ class _Changes:
         token = len(self._answer.ids)
         self._answer.class_changes += [ClassChange(token=token, before=c.before, after=c.after) for c in new]
         self._known += len(new)
+        self._answer.is_in_doubt = self._experts.doubts != self._doubts
 
 
 class _Stream:

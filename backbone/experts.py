@@ -38,6 +38,10 @@ class ExpertSource(Protocol):
     def class_changes(self) -> Sequence[MapChange]:
         """Each time, so far, that experts went over to another numeric class, in order."""
 
+    @property
+    def doubts(self) -> int:
+        """How often, so far, a worker was found to be wrong whose rows had been used."""
+
     def send(self, layer: int, x: F32, ids: I32) -> Ticket:
         """Ask for the experts `ids` [T, K] of `layer` on rows x [T, D]. Returns at once."""
 
@@ -51,6 +55,13 @@ class ExpertSource(Protocol):
         """Forget every ticket that was not waited for."""
 
 
+class LocalRows(Protocol):
+    """Computes rows of an expert in this process."""
+
+    def rows(self, layer: int, expert: int, x: F32) -> F32:
+        """Unweighted rows [n, D] of one expert for x [n, D]."""
+
+
 class LocalExperts:
     """Every expert in this process, from the mapped file. A layer's are loaded when they are first asked for.
 
@@ -60,6 +71,7 @@ class LocalExperts:
     is_here = True
     busiest_ns = 0  #: what is computed here is done when `send` returns
     class_changes = ()
+    doubts = 0
 
     def __init__(
         self,

@@ -32,7 +32,9 @@ from .calls import Action
 from .dispatch import Dispatcher
 from .door import Door
 from .gate import Gate, Sent
+from .oracle import Kind, kind_of
 from .placement import Candidate, Plan, class_of_experts
+from .ranks import Rank, promised, rank_of
 from .roster import Assigned, Peer, Roster, WorkerReport
 from .weights import SliceServer, expert_bytes
 
@@ -74,9 +76,11 @@ class Joining:
         dispatcher: Dispatcher,
         *,
         on_progress: Progress,
+        is_probing: bool = True,
     ) -> None:
         self._gate, self._roster, self._slices, self._dispatcher = gate, roster, slices, dispatcher
-        self._on_progress = on_progress
+        self._on_progress, self._is_probing = on_progress, is_probing
+        self.kinds: Mapping[int, Kind] = {la: kind_of(slices.store, la) for la in slices.store.expert_tensors}
         self._epoch = 0
         self._sizes = expert_bytes(slices.store)
         self.changes = 0  #: counts who came and went
@@ -113,6 +117,8 @@ class Joining:
                 numeric_class=p.report.numeric_class,
                 held={layer: assigned.experts for layer, assigned in p.assigned.items()},
                 speed=self.speed(p),
+                is_f32=(p.rank or p.promise).is_f32,
+                is_off=p.is_off,
             )
             for p in peers
         ]
@@ -317,8 +323,14 @@ class Joining:
         peer.calls_route, peer.memory_bytes, report.state = route, hello.memory_bytes, "joined"
         peer.wanted, peer.assigned, peer.cannot, peer.is_told = {}, {}, {}, False
         peer.session += 1
+        peer.promise = promised(hello.numeric_class.activations, hello.numeric_class.accumulation)
+        peer.measured, peer.worst, peer.is_same_bits = set(), 0.0, None
         report.backend, report.device, report.build = hello.backend, hello.device, hello.build
-        report.numeric_class = str(hello.numeric_class)
+        peer.declared = str(hello.numeric_class)
+        if not peer.is_caught:
+            report.numeric_class, report.rank, peer.rank = peer.declared, "", None
+        elif rank_of(peer.caught_worst) is Rank.UNFIT:  # what an audit has found is for as long as we run
+            report.state = "unfit"
         self.send(route, Welcome(report.name))
         self.changes += 1
         return [*actions, *self._dispatcher.joined(peer.name, report.numeric_class, peer.session, time.monotonic())]
@@ -341,8 +353,9 @@ class Joining:
             return self._drop(
                 peer, f"it is ready with epoch {ready.epoch} of layer {ready.layer}, which is not awaited"
             )
-        peer.assigned[ready.layer] = replace(assigned, is_loaded=True)
-        self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts)
+        is_proven = not self._is_probing or not assigned.experts or self.kinds[ready.layer] in peer.measured
+        peer.assigned[ready.layer] = replace(assigned, is_loaded=True, is_proven=is_proven)
+        self._dispatcher.loaded(peer.name, ready.layer, assigned.epoch, assigned.experts, is_proven=is_proven)
         if not self._is_mapped(peer):
             self._slices.store.release(ready.layer)  # what was read to be sent
         if not assigned.experts:
@@ -361,7 +374,7 @@ class Joining:
         del peer.assigned[layer]
         held = self._dispatcher.held(peer.name, layer)
         if held is not None:  # what the layer had before is held still
-            peer.assigned[layer] = Assigned(held.epoch, held.experts, is_loaded=True)
+            peer.assigned[layer] = Assigned(held.epoch, held.experts, is_loaded=True, is_proven=held.is_proven)
         return self._settled(peer)
 
     def _settled(self, peer: Peer) -> list[Action]:
@@ -377,6 +390,23 @@ class Joining:
             log.warning("worker %s cannot load experts of %d layers: %s", peer.name, len(peer.cannot), reason)
         self._advance()
         return []
+
+    def proven(self, peer: Peer, kind: Kind) -> list[Action]:
+        """A worker's rows of a kind of experts were measured: it serves what it has loaded of that kind."""
+        for layer, assigned in peer.assigned.items():
+            if assigned.is_loaded and self.kinds[layer] == kind:
+                peer.assigned[layer] = replace(assigned, is_proven=True)
+                self._dispatcher.proven(peer.name, layer)
+        return self._settled(peer)
+
+    def demoted(self, peer: Peer) -> None:
+        """A worker is of a class of its own from now on, or unfit: what it has is planned for anew."""
+        self.changes += 1
+        if peer.is_here and peer.rank is Rank.UNFIT:
+            peer.wanted = {}
+            self._assign(peer, {})
+            peer.report.state, peer.report.experts = "unfit", 0
+            self._advance()  # nobody waits for it any more
 
     def gone(self, peer: Peer) -> None:
         """The dispatcher has given a worker up."""

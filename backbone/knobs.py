@@ -12,6 +12,7 @@ from protocol.broker import parse_broker
 from protocol.errors import ProtocolError
 from protocol.sizes import parse_size
 
+from .audit import EVERY
 from .errors import UsageError
 from .listening import DEFAULT_LISTEN
 
@@ -144,6 +145,15 @@ KNOBS: tuple[Knob, ...] = (
         most=1 << 60,
         metavar="SIZE",
         help="what each local worker may hold, such as 800M or 2GiB; copies fill what is left (0: no bound)",
+    ),
+    Knob(
+        name="audit",
+        flags=("--audit",),
+        kind=int,
+        default=EVERY,
+        least=0,
+        most=1 << 24,
+        help="one in N answers of workers is computed again by somebody else, to find who is wrong (0: none)",
     ),
     Knob(
         name="listen",

@@ -105,6 +105,11 @@ class LocalWorker:
         self._stderr.close()
 
 
+def _near(endpoint: str) -> str:
+    """An endpoint as this machine reaches it."""
+    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 def start_worker(
     name: str,
     spec: WorkerSpec,
@@ -117,7 +122,7 @@ def start_worker(
     """Start a worker process with a key pair of its own. `command` puts another program in the worker's place."""
     public, secret = new_key_pair()
     session = {
-        "endpoint": endpoint,
+        "endpoint": _near(endpoint),
         "server_key": server_key.decode(),
         "public_key": public.decode(),
         "secret_key": secret.decode(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from archdefs import ArchdefError, Definition, Library, Program, bind
 from kernels.errors import GGUFError, KernelError
 from kernels.formats import GGMLType
 from kernels.gguf import GGUFFile, open_gguf
-from kernels.interface import DenseBackend, ExpertWeights, NumericClass
+from kernels.interface import Backend, DenseBackend, ExpertWeights, NumericClass, Options
 from kernels.matrix import Matrix
+from kernels.registry import ACTIVATION_DTYPES, make_backend
 
 from .errors import UsageError
 from .executor import Executor
@@ -137,6 +138,15 @@ class Model(BoundModel):
     def numeric_class(self) -> NumericClass:
         """What the backbone's own bits depend on."""
         return self.backend.numeric_class
+
+    @property
+    def judges(self) -> Iterator[Backend]:
+        """What experts can be computed with to check others: the backbone's own, and what its C code has beside it."""
+        yield self.backend
+        if self.backend.name == "native":
+            for activations in ACTIVATION_DTYPES:
+                if activations != self.backend.numeric_class.activations:
+                    yield make_backend("native", Options(threads=self.backend.threads, activations=activations))
 
     @cached_property
     def local_experts(self) -> LocalExperts:

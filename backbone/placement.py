@@ -21,6 +21,8 @@ Seconds = Callable[[int, int], float]  #: of a worker and a layer
 STAYS_WITHIN = 1.05
 #: Rows that each expert counts as having had from the beginning: few rows are no proof that an expert is cold.
 PRIOR_ROWS = 1
+#: The last layers of which one in so many, at least one, is sensitive: what is wrong there nothing makes good again.
+SENSITIVE_PART = 4
 #: A copy that is there already is worth so many times one that has to be sent.
 KEPT_WORTH = 2.0
 
@@ -35,6 +37,8 @@ class Candidate:
     numeric_class: str = ""  #: of its rows
     speed: float | None = None  #: bytes of experts a second, or all in the same proportion; None or 0: not known
     held: Mapping[int, Collection[int]] = field(default_factory=dict)  #: layer to experts that it has got already
+    is_f32: bool = True  #: its rows are as exact as F32: it comes first for the sensitive layers
+    is_off: bool = False  #: its rows are not what its class promises: it gets nothing of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,8 @@ def place(
     smaller one of every layer, so that no layer waits for one worker alone. An expert stays with a worker that has it
     already, unless the layer then took longer (STAYS_WITHIN). Who takes copies gets more of its class, alike in all
     layers: those first whose holders have most to do, with a preference for what it has (KEPT_WORTH). The others keep
-    what they have.
+    what they have. Of the sensitive layers (SENSITIVE_PART) F32 workers get what they have room for before others get
+    any, and who is out of tolerance gets nothing.
     The same inputs give the same plan, whatever the order of the candidates.
     """
     workers = sorted(candidates, key=lambda c: c.name)
@@ -115,6 +120,11 @@ def place(
         tuple(_shortfalls(done, workers, usage, fixed)),
         {c.name: done.bytes_to_move(i) for i, c in enumerate(workers)},
     )
+
+
+def sensitive_layers(layers: Collection[int]) -> frozenset[int]:
+    """The last of some layers."""
+    return frozenset(sorted(layers)[-max(1, len(layers) // SENSITIVE_PART) :])
 
 
 def class_of_experts(
@@ -164,12 +174,14 @@ class _Placing:
         self.left: set[Key] = set()
         self._usage = usage
         self._speeds = _speeds(workers)
-        self._first: list[dict[int, set[int]]] = [{la: set() for la in sizes} for _ in workers]  #: without copies
+        self._once: list[dict[int, set[int]]] = [{la: set() for la in sizes} for _ in workers]  #: without copies
         self._load = [dict.fromkeys(sizes, 0) for _ in workers]  #: weight of those
         self._whole = [0.0] * len(workers)  #: seconds of all layers
         self._held = [
             {la: {e for e in c.held.get(la, ()) if 0 <= e < len(each)} for la, each in sizes.items()} for c in workers
         ]
+        is_alike = all(c.is_f32 and not c.is_off for c in workers)
+        self._sensitive = frozenset[int]() if is_alike else sensitive_layers(sizes)
         self._of_class: dict[str, list[int]] = {}
         for i, worker in enumerate(workers):
             self._of_class.setdefault(worker.numeric_class, []).append(i)
@@ -182,7 +194,13 @@ class _Placing:
     def able(self, layer: int, expert: int) -> Sequence[int]:
         """Workers that may hold an expert, whatever room they have."""
         kind = self.fixed.get((layer, expert))
-        return range(len(self.workers)) if kind is None else self._of_class.get(kind, [])
+        found = range(len(self.workers)) if kind is None else self._of_class.get(kind, [])
+        return [i for i in found if not self.workers[i].is_off] if layer in self._sensitive else found
+
+    def _first(self, layer: int, able: Sequence[int]) -> Sequence[int]:
+        """Of those that may have an expert of a layer, those that come first."""
+        exact = [i for i in able if self.workers[i].is_f32] if layer in self._sensitive else able
+        return exact or able
 
     def seconds(self, i: int, layer: int) -> float:
         """The longest that a worker with which this one shares a layer takes for its part."""
@@ -201,7 +219,8 @@ class _Placing:
         for layer, sizes in self.sizes.items():
             parts.advance()
             bounds = [STAYS_WITHIN * fresh(i, layer) for i in range(len(self.workers))]
-            holders = {e: [i for i in self.able(layer, e) if e in self._held[i][layer]] for e in range(len(sizes))}
+            firsts = {e: self._first(layer, self.able(layer, e)) for e in range(len(sizes))}
+            holders = {e: [i for i in able if e in self._held[i][layer]] for e, able in firsts.items()}
             order = sorted(holders, key=lambda e: (len(holders[e]), -self.weight(layer, e), e))
             for expert in order:
                 self._settle(layer, expert, holders, bounds, parts, set())
@@ -236,7 +255,7 @@ class _Placing:
             if i in seen:
                 continue
             seen.add(i)
-            for other in sorted(self._first[i][layer]):
+            for other in sorted(self._once[i][layer]):
                 self._give(i, layer, other, parts, sign=-1)
                 if fits(i) and self._settle(layer, other, holders, bounds, parts, seen):
                     self._give(i, layer, expert, parts)
@@ -250,7 +269,7 @@ class _Placing:
         parts = _Parts([[self._may_hold(i, la) for la in self.sizes] for i in range(len(self.workers))])
         waiting = list[Key]()
         for layer in self.sizes:
-            parts.advance([sum(self.sizes[layer][e] for e in first[layer]) for first in self._first])
+            parts.advance([sum(self.sizes[layer][e] for e in first[layer]) for first in self._once])
             for expert in self._to_give(layer):
                 size = self.sizes[layer][expert]
                 able = [i for i in self.able(layer, expert) if self.room[i] >= size]
@@ -269,6 +288,8 @@ class _Placing:
     def _may_hold(self, i: int, layer: int) -> int:
         """Bytes of a layer's experts that a worker may hold."""
         sizes = self.sizes[layer]
+        if layer in self._sensitive and self.workers[i].is_off:
+            return 0
         if not self.fixed:
             return sum(sizes)
         mine = (None, self.workers[i].numeric_class)
@@ -276,19 +297,21 @@ class _Placing:
 
     def _to_give(self, layer: int) -> list[int]:
         """Experts of a layer that nobody has been given: those with the least choice first, then the heaviest."""
-        given = set().union(*(first[layer] for first in self._first))
+        given = set().union(*(first[layer] for first in self._once))
         rest = [e for e in range(len(self.sizes[layer])) if e not in given]
         return sorted(rest, key=lambda e: ((layer, e) not in self.fixed, -self.weight(layer, e), e))
 
-    def _soonest(self, able: Iterable[int], layer: int, expert: int) -> int:
+    def _soonest(self, able: Sequence[int], layer: int, expert: int) -> int:
         """Who ends this layer first with one expert more; of equals, who has less to do in all layers."""
-        weight = self.weight(layer, expert)
-        return min(able, key=lambda i: (self._seconds_with(i, layer, weight), self._whole[i], i))
+        weight, among = self.weight(layer, expert), self._first(layer, able)
+        if layer in self._sensitive:  # who has it may have had to give way to whoever has no room for it
+            among = [i for i in among if expert in self._held[i][layer]] or among
+        return min(among, key=lambda i: (self._seconds_with(i, layer, weight), self._whole[i], i))
 
     def _give(self, i: int, layer: int, expert: int, parts: _Parts, *, sign: int = 1) -> None:
         """Give an expert to a worker, or (sign -1) take it back."""
         change = set.add if sign > 0 else set.remove
-        change(self._first[i][layer], expert)
+        change(self._once[i][layer], expert)
         change(self.holds[i].setdefault(layer, set()), expert)
         size, weight = sign * self.sizes[layer][expert], sign * self.weight(layer, expert)
         self.room[i] -= size
@@ -312,6 +335,8 @@ class _Placing:
         alike = self._of_class[self.workers[i].numeric_class]
         waiting: dict[int, list[int]] = {}
         for layer in self.sizes:
+            if layer in self._sensitive and self.workers[i].is_off:
+                continue
             mine = self.holds[i].setdefault(layer, set())
             speed = dict[int, float]()  #: of all holders of an expert that a worker of this class was given
             for j in alike:
@@ -385,9 +410,9 @@ def _shortfalls(
     done: _Placing, workers: Sequence[Candidate], usage: Mapping[Key, int] | None, fixed: Mapping[Key, str]
 ) -> Iterable[Shortfall]:
     """What fits nowhere, by the class that it has to be of, with what would make it fit."""
-    kinds = {fixed.get(key) for key in done.left}
-    for kind in sorted(kinds, key=lambda kind: (kind is None, kind or "")):
-        keys = [key for key in done.left if fixed.get(key) == kind]
+    kinds = {(fixed.get(key), bool(done.able(*key))) for key in done.left}
+    for kind, has_any in sorted(kinds, key=lambda kind: (kind[0] is None, kind[0] or "", kind[1])):
+        keys = [key for key in done.left if fixed.get(key) == kind and bool(done.able(*key)) == has_any]
         sizes = [done.sizes[layer][expert] for layer, expert in keys]
         able = [workers[i] for i in done.able(*keys[0])]
         short, most, count = sum(sizes), max(sizes), len(able)

@@ -33,6 +33,7 @@ class Before:
     rows: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
+    audits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     computed_locally: int = 0
     local_causes: Mapping[str, int] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Before:
             {w.name: w.rows for w in workers},
             {w.name: w.seconds for w in workers},
             {w.name: w.failed for w in workers},
+            {w.name: (w.audits, w.audits_failed) for w in workers},
             {w.name: replace(w.tally) for w in workers},
             computed_locally(session) or 0,
             session.swarm.local_causes() if session.swarm is not None else {},
@@ -72,6 +74,7 @@ def as_json(session: Session, answer: Answer, before: Before | None = None) -> R
         "workers": workers,
         "computed_locally": None if done is None else done - before.computed_locally,
         "failures": _failures(session, workers, before),
+        "in_doubt": answer.is_in_doubt,
         "class_changed_at": [{"token": c.token, "from": c.before, "to": c.after} for c in answer.class_changes] or None,
     }
     if answer.logits_sha256:
@@ -110,16 +113,22 @@ def _failures(session: Session, workers: Sequence[Result], before: Before) -> Re
 def _worker(w: WorkerReport, before: Before) -> Result:
     tally, was = w.tally, before.tallies.get(w.name, Tally())
     failed = w.failed - before.failures.get(w.name, 0)
+    audits, audits_failed = before.audits.get(w.name, (0, 0))
     return {
         "name": w.name,
         "backend": w.backend,
         "class": w.numeric_class,
+        "rank": w.rank or None,
+        "error": w.error if w.rank else None,
         "device": w.device,
         "state": w.state,
         "experts": w.experts,
         "calls": w.calls - before.calls.get(w.name, 0),
         "rows": w.rows - before.rows.get(w.name, 0),
         "seconds": round(w.seconds - before.seconds.get(w.name, 0.0), 6),
+        "audits": w.audits - audits,
+        "audits_failed": w.audits_failed - audits_failed,
+        "calls_in_doubt": w.in_doubt,
         "failures": w.failures[-failed:] if failed else [],
         "retried": tally.retried - was.retried,
         "hedged_won": tally.hedged_won - was.hedged_won,
@@ -140,8 +149,9 @@ def summary(result: Result) -> str:
 
 
 def change_lines(result: Result) -> list[str]:
-    """From which token on an answer is of another class map."""
-    return [
+    """Whether an answer is in doubt, and from which token on it is of another class map."""
+    doubt = ["a worker was found to be wrong that may have had a part in this answer"] if result.get("in_doubt") else []
+    return doubt + [
         f"numeric class changed at token {change['token']}: class map {change['to'][:12]}, before {change['from'][:12]}"
         for change in result["class_changed_at"] or []
     ]
@@ -155,10 +165,10 @@ def worker_lines(workers: Sequence[Result], locally: int | None, failures: Resul
     """A table of the workers, what went wrong with them, and what the backbone had to do itself."""
     if not workers:
         return []
-    rows: list[tuple[str, ...]] = [("worker", "backend", "experts", "calls", "rows", "seconds", "state")]
+    rows: list[tuple[str, ...]] = [("worker", "backend", "rank", "experts", "calls", "rows", "seconds", "state")]
     for w in workers:
         counts = (str(w[name]) for name in ("experts", "calls", "rows"))
-        rows.append((w["name"], w["backend"], *counts, f"{w['seconds']:.3f}", w["state"]))
+        rows.append((w["name"], w["backend"], w["rank"] or "", *counts, f"{w['seconds']:.3f}", w["state"]))
     lines = [table(rows), *(f"{w['name']}: {reason}" for w in workers for reason in w["failures"])]
     if locally:
         lines.append(f"{locally} expert calls were computed by the backbone")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from protocol.repeats import Repeats
 
 from .local_workers import LocalWorker
+from .oracle import Kind
+from .ranks import Rank
 from .tally import Tally
 
 log = logging.getLogger(__name__)
@@ -26,13 +28,18 @@ class WorkerReport:
     tally: Tally = field(default_factory=Tally)  #: what its failures cost
     backend: str = ""
     device: str = ""
-    numeric_class: str = ""
+    numeric_class: str = ""  #: that it counts as; one of its own when its rows are not what it said
     build: str = ""
+    rank: str = ""  #: measured; empty before
+    error: float = 0.0  #: relative L2 distance from float64 of the worst row that was measured
+    audits: int = 0  #: answers of it that were computed again
+    audits_failed: int = 0  #: of which it had some wrong
+    in_doubt: int = 0  #: calls up to when it was found out, since the last that was found right
     experts: int = 0
     calls: int = 0
     rows: int = 0
     seconds: float = 0.0  #: computing
-    state: str = "starting"  #: then joined, loading, serving; or lost, left
+    state: str = "starting"  #: then joined, loading, serving; or unfit, lost, left
     failures: list[str] = field(default_factory=list)  #: the last ones
     failed: int = 0  #: how many there were
 
@@ -55,6 +62,7 @@ class Assigned:
     epoch: int
     experts: frozenset[int]
     is_loaded: bool = False
+    is_proven: bool = False  #: and its rows of experts like these were measured
 
 
 @dataclass(slots=True)
@@ -73,6 +81,15 @@ class Peer:
     cannot: dict[int, str] = field(default_factory=dict)  #: layers that it refused to load in this session, and why
     is_told: bool = False  #: that there are such
     is_barred: bool = False  #: it sent garbage and may not come back
+    declared: str = ""  #: the numeric class that it says it is of
+    promise: Rank = Rank.F32  #: what that class promises
+    measured: set[Kind] = field(default_factory=set)  #: kinds of experts, in this session
+    worst: float = 0.0  #: of the rows that were measured in this session: relative L2 distance from float64
+    is_same_bits: bool | None = None  #: as its class has, where this machine can compute in it
+    rank: Rank | None = None  #: by all of this; None before
+    is_caught: bool = False  #: an audit found rows of it wrong: it is not believed again
+    caught_worst: float = 0.0  #: how far off those were
+    sure_calls: int = 0  #: its call that an audit last found right
     greetings_left: float = MOST_GREETINGS
     greeted_s: float = 0.0  #: when it said hello last
 
@@ -94,12 +111,27 @@ class Peer:
     @property
     def is_here(self) -> bool:
         """Whether it has said hello and can be asked."""
-        return self.calls_route is not None and not self.is_lost
+        return self.calls_route is not None and not self.is_lost and not self.is_unfit
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether its rows are so wrong that it is asked for nothing."""
+        return self.report.state == "unfit"
+
+    @property
+    def is_off(self) -> bool:
+        """Whether its rows are not of the class that it said."""
+        return self.report.numeric_class != self.declared
+
+    @property
+    def bar(self) -> float:
+        """The most that its rows may be off: by its class's promise, or as measured where it does not keep that."""
+        return self.rank.bar if self.is_off and self.rank is not None else self.promise.tolerance
 
     @property
     def is_loading(self) -> bool:
-        """Whether it has yet to load some of what it was assigned."""
-        return self.is_here and any(not assigned.is_loaded for assigned in self.assigned.values())
+        """Whether some of what it was assigned has yet to be loaded, or its rows of it to be measured."""
+        return self.is_here and any(not (each.is_loaded and each.is_proven) for each in self.assigned.values())
 
     def may_greet(self, now_s: float) -> bool:
         """Count a greeting; whether it is not one too many."""

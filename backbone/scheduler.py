@@ -140,7 +140,7 @@ class Scheduler:
         self._underway: dict[Job, _Underway] = {}
         self._kept: list[Sequence] = []  #: of ended answers, the oldest first
         self.token_times = TokenTimes()
-        self._classes = ""  #: digest of the class map that all that is kept is of
+        self._classes = ""  #: digest of the class map that all that is kept is of, and who had been found wrong
         self._inbox = deque[Callable[[], None]]()
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -289,8 +289,8 @@ class Scheduler:
 
     def _kept_for(self, prompt_ids: list[int]) -> Sequence | None:
         """A kept sequence that saves a good part of a prompt; sequences that are kept and in use are never too many."""
-        classes = self._session.class_map().digest
-        if classes != self._classes:  # what was kept is of an earlier class map
+        classes = f"{self._session.class_map().digest} {self._session.engine.experts.doubts}"
+        if classes != self._classes:  # what was kept is of an earlier class map, or of somebody who was wrong
             self._kept.clear()
             self._classes = classes
         shared = [common_prefix(sequence.tokens, prompt_ids) for sequence in self._kept]
@@ -372,7 +372,7 @@ class Scheduler:
         counts.cached_tokens += under.cached
         counts.answer_tokens += answer.decode.tokens
         self._forget(under)
-        if under.turn.sequence.tokens and not answer.class_changes:
+        if under.turn.sequence.tokens and not answer.class_changes and not answer.is_in_doubt:
             self._kept.append(under.turn.sequence)
         under.job.emit(Done(as_json(self._session, answer, under.before), under.cached))
 

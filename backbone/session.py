@@ -30,6 +30,7 @@ from .settings import Settings
 from .swarm import Swarm, WorkerReport
 from .terminal import ProgressLine
 from .tokenizer import Tokenizer, load_tokenizer
+from .trust import Checks
 
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 4096
@@ -176,8 +177,15 @@ def _swarm(model: Model, workers: list[str], settings: Settings, door: Door | No
         for name in workers
     ]
     try:
-        dense = dense_class(model, settings)
-        return Swarm(model, specs, local=model.local_experts, dense_class=dense, door=door, on_progress=progress.show)
+        return Swarm(
+            model,
+            specs,
+            local=model.local_experts,
+            dense_class=dense_class(model, settings),
+            door=door,
+            checks=Checks(every=settings.audit),
+            on_progress=progress.show,
+        )
     finally:
         progress.clear()
 

@@ -12,33 +12,51 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zmq
 
 from kernels.combine import is_finite
-from kernels.interface import F32, I32, NumericClass
-from protocol.capabilities import ClassInfo
+from kernels.interface import F32, I32
 from protocol.errors import ProtocolError, VersionMismatch
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
 from protocol.messages import Drain, Refused, Rows, Run
 from protocol.schema import one_line
 
 from .batch import Batch
-from .calls import Action, Call, Cause, Complete, ComputeLocally, Fill, NewMap, ReportDropped, ReportLost, Send, Spare
+from .calls import (
+    APART,
+    Action,
+    Call,
+    Cause,
+    Checked,
+    CheckFailed,
+    Complete,
+    ComputeLocally,
+    Fill,
+    NewMap,
+    ReportDropped,
+    ReportLost,
+    Send,
+    Spare,
+)
 from .class_map import ClassMap, MapChange
-from .dispatch import HEDGE_S, Dispatcher
+from .dispatch import Dispatcher
 from .door import Door
 from .errors import BackboneError
+from .experts import LocalRows
 from .gate import Gate, Sent
 from .joining import Joining, Place, Progress
+from .lateness import HEDGE_S
 from .local_workers import LocalWorker, WorkerSpec, start_worker
+from .oracle import Judged, class_text
 from .placement import place
 from .provenance import cache_folder
 from .roster import LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
-from .weights import ExpertStore, SliceServer
+from .trust import Checks, Trust
+from .weights import SliceServer
 
 __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 
@@ -53,21 +71,6 @@ ROWS_TO_PLAN = 20_000  #: at least, between two plans for the sake of use
 BOOK_S = 0.5  #: between two looks at the book of invites
 
 
-class LocalRows(Protocol):
-    """Computes rows of an expert in this process."""
-
-    def rows(self, layer: int, expert: int, x: F32) -> F32:
-        """Unweighted rows [n, D] of one expert for x [n, D]."""
-
-
-class Model(ExpertStore, Protocol):
-    """A bound model: its experts, and the class in which the backbone computes them itself."""
-
-    @property
-    def numeric_class(self) -> NumericClass:
-        """What the backbone's own bits depend on."""
-
-
 @dataclass(slots=True)
 class _Open:
     """A ticket's batch until its rows are taken, with the experts to compute here."""
@@ -77,11 +80,6 @@ class _Open:
     todo: deque[int] = field(default_factory=deque)
     is_complete: bool = False
     busiest_ns: int = 0
-
-
-def _near(endpoint: str) -> str:
-    """An endpoint as this machine reaches it."""
-    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 class Swarm:
@@ -97,7 +95,7 @@ class Swarm:
 
     def __init__(
         self,
-        model: Model,
+        model: Judged,
         specs: Sequence[WorkerSpec],
         *,
         local: LocalRows,
@@ -109,14 +107,13 @@ class Swarm:
         join_timeout_s: float = JOIN_TIMEOUT_S,
         command: Sequence[str] | None = None,
         door: Door | None = None,
+        checks: Checks = Checks(),  # noqa: B008 - frozen
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
         self._place, self._door = placement, door
         self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
-        numeric = model.numeric_class
-        own = str(ClassInfo(one_line(numeric.name), numeric.accumulation, numeric.activations))
         counts = {layer: model.expert_count(layer) for layer in model.expert_tensors}
-        class_map = ClassMap.of_backbone(own, counts, dense_class)
+        class_map = ClassMap.of_backbone(class_text(model.numeric_class), counts, dense_class)
         self._dispatcher = Dispatcher(class_map, deadline_s=deadline_s, hedge_s=hedge_s)
         self._roster = Roster()
         self._open: dict[int, _Open] = {}
@@ -135,16 +132,22 @@ class Swarm:
         if door is not None:
             self._digests.start()
         slices = SliceServer(model, share_path, self._digests)
-        self._joining = Joining(self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress)
+        self._joining = Joining(
+            self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress, is_probing=checks.is_probing
+        )
+        self._trust = Trust(checks, model, self._dispatcher, self._roster, self._joining, self._act)
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
             for number, spec in enumerate(specs, 1):
                 self._start(f"local-{number}", spec, share_path, command)
             self._wait_until(self._joining.own_have_greeted, "said hello")
-            self._plan(is_free=True)
-            # Who cannot hold its experts is told of and done without: they are computed elsewhere.
-            self._wait_until(self._joining.own_are_ready, "loaded its experts", is_needed=False)
+            known = -1
+            while known != self._trust.demotions:  # who is found not to be of its class is planned for anew
+                known = self._trust.demotions
+                self._plan(is_free=True)
+                # Who cannot hold its experts is told of and done without: they are computed elsewhere.
+                self._wait_until(self._joining.own_are_ready, "loaded its experts", is_needed=False)
         except BaseException:
             self.close()
             raise
@@ -210,7 +213,7 @@ class Swarm:
         if wake is not None:
             self._poller.register(wake, zmq.POLLIN)
         try:
-            self._poller.poll(int(timeout_s * 1000))
+            self._poller.poll(0 if self._trust.has_work else int(timeout_s * 1000))
         finally:
             if wake is not None:
                 self._poller.unregister(wake)
@@ -256,6 +259,15 @@ class Swarm:
         """Where workers connect to."""
         return self._gate.endpoint
 
+    def rows_of(self, worker: str, layer: int, x: F32, pairs: I32) -> F32:
+        """Unweighted rows [P, D] of one worker for pairs of (row of x, expert). BackboneError when they do not come."""
+        return self._trust.rows_of(worker, layer, x, pairs, lambda: self._pump(self._patience_ms()))
+
+    @property
+    def doubts(self) -> int:
+        """How often an audit found a worker to be wrong."""
+        return self._trust.caught
+
     @property
     def refused(self) -> int:
         """Who was turned away: handshakes of keys that are not admitted, and enrolments that came to nothing."""
@@ -294,7 +306,7 @@ class Swarm:
     def _start(self, name: str, spec: WorkerSpec, share_path: bool, command: Sequence[str] | None) -> None:
         gate, path = self._gate, self._model.path if share_path else None
         worker = start_worker(
-            name, spec, endpoint=_near(gate.endpoint), server_key=gate.public_key, model=path, command=command
+            name, spec, endpoint=gate.endpoint, server_key=gate.public_key, model=path, command=command
         )
         gate.admit(worker.public_key)
         self._roster.add(Peer(worker.public_key, WorkerReport(name, self._dispatcher.tally(name)), worker))
@@ -309,7 +321,7 @@ class Swarm:
             for peer in self._roster:
                 if peer.is_lost and peer.is_local and is_needed:
                     raise BackboneError(f"worker {peer.name} cannot serve: {peer.report.failures[-1]}")
-            if time.monotonic() > give_up:
+            if time.monotonic() > give_up and self._dispatcher.next_deadline() is None:
                 peer = next(
                     p for p in self._roster if p.is_local and not p.is_lost and (p.calls_route is None or p.is_loading)
                 )
@@ -333,13 +345,14 @@ class Swarm:
     def _pump(self, timeout_ms: int) -> bool:
         """Handle one message and whatever else is due, waiting at most so long for it; whether a message came."""
         heard = False
-        for source, _ in (events := self._poller.poll(timeout_ms)):
+        for source, _ in (events := self._poller.poll(0 if self._trust.has_work else timeout_ms)):
             if source is not self._gate.socket:
                 self._on_death(source)
             else:
                 heard = self._hear()
         if not events:
             self._look_for_dead()
+            self._trust.work()
         due_s = self._dispatcher.next_deadline()
         if due_s is not None and (now := time.monotonic()) >= due_s:
             # An answer that has waited here, while this process was busy, is not late.
@@ -402,6 +415,7 @@ class Swarm:
                 self._on_rows(peer, message, tensors[0])
             else:
                 self._act(self._joining.on_message(peer, route, message))
+                self._trust.loaded(peer)
 
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         rows = np.frombuffer(tensor.data, "<f4")
@@ -422,6 +436,10 @@ class Swarm:
             peer.report.calls += 1
             peer.report.rows += call.pairs
             peer.report.seconds += message.compute_ns / 1e9
+            self._trust.served(peer, call, held.batch, rows.reshape(tensor.shape))
+        elif actions and isinstance(actions[0], Checked):
+            self._trust.came(actions[0], rows.reshape(tensor.shape))
+            return
         self._act(actions)
 
     # ---- actions
@@ -443,13 +461,16 @@ class Swarm:
                 self._on_lost(action)
             elif isinstance(action, NewMap):
                 self._on_new_map(action)
+            elif isinstance(action, CheckFailed):
+                self._trust.came(action)
             elif isinstance(action, ReportDropped):
                 self._roster.dropped += 1
                 log.debug("worker %s: dropped %s", action.worker, action.reason)
 
     def _put_together(self, call: Call) -> tuple[Call, list[Any], bool]:
         """A call with its message, and whether a copy of that costs less than keeping it."""
-        x, pairs = self._open[call.ticket].batch.request(call.experts)
+        is_apart = call.ticket == APART
+        x, pairs = self._trust.request(call) if is_apart else self._open[call.ticket].batch.request(call.experts)
         tensors = [Tensor(DType.F32, x.shape, x), Tensor(DType.I32, pairs.shape, pairs)]
         run = Run(call.seq, call.epoch, call.layer)
         return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES

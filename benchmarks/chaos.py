@@ -232,6 +232,7 @@ class Undisturbed:
     is_here = False
     busiest_ns = 0
     class_changes: Sequence[Any] = ()
+    doubts = 0
 
     def __init__(self, model: Model, sources: Mapping[str, LocalExperts], classes: ClassMap) -> None:
         self._model, self._sources, self._classes = model, sources, classes

@@ -36,7 +36,7 @@ class OneLayer:
 
     path = Path("none")
     paths = (path,)
-    numeric_class = NullBackend.numeric_class
+    numeric_class, judges = NullBackend.numeric_class, ()
     expert_tensors: ClassVar = {0: {part: part for part in PARTS}}
 
     def __init__(self, experts: int, inner: int) -> None:

@@ -32,6 +32,7 @@ FLAGS = (
     "model",
     "workers",
     "worker_memory",
+    "audit",
     "backend",
     "threads",
     "activations",

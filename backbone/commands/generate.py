@@ -25,6 +25,7 @@ MODEL_FLAGS = (
     "model",
     "workers",
     "worker_memory",
+    "audit",
     "backend",
     "threads",
     "activations",

@@ -37,7 +37,13 @@ class _Live(Collector):
             "Expert calls that the backbone computed because no worker did.",
             self._live["computed_locally"] or 0,
         )
-        named = {"calls": "Calls answered.", "rows": "Rows computed.", "failures": "Times it was lost."}
+        named = {
+            "calls": "Calls answered.",
+            "rows": "Rows computed.",
+            "failures": "Times it was lost, or found to be wrong.",
+            "audits": "Answers of it that were computed again.",
+            "audits_failed": "Of those, answers that were wrong.",
+        }
         for name, text in named.items():
             family = CounterMetricFamily(f"{PREFIX}worker_{name}", text, labels=["worker"])
             for worker in workers:

@@ -95,6 +95,8 @@ def origin(result: Result) -> dict[str, Any]:
         "provenance": provenance | {"archdef": {"name": archdef["name"], "sha256": archdef["sha256"]}},
         "failures": {w["name"]: w["failures"] for w in result["workers"] if w["failures"]},
     }
+    if result.get("in_doubt"):
+        found["in_doubt"] = True
     if "class_changed_at" in result:
         found["class_changed_at"] = result["class_changed_at"]
     return found

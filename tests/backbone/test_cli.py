@@ -67,7 +67,7 @@ def test_demo_model_through_two_workers() -> None:
     done = backbone("generate", PROMPT["prompt"], "-n", "64")
     assert done.stdout == PROMPT["text"] + "\n"
     table = done.stderr.splitlines()
-    assert table[0].split() == ["worker", "backend", "experts", "calls", "rows", "seconds", "state"]
+    assert table[0].split() == ["worker", "backend", "rank", "experts", "calls", "rows", "seconds", "state"]
     for number, line in ((1, table[1]), (2, table[2])):
         name, backend, experts, calls, rows, _, state = line.split()
         assert (name, backend, experts, state) == (f"local-{number}", "native", "64", "serving")
@@ -94,6 +94,20 @@ def test_json_holds_what_scripts_rely_on() -> None:
     assert provenance["archdef"]["sha256"] == load_library().get("qwen3moe").sha256
     assert all(len(provenance[name]) == 64 for name in ("weights", "class_map"))
     assert len(provenance["engine"]["sha256"]) == 64
+
+
+def test_how_many_answers_are_audited_is_the_operators_choice() -> None:
+    every, none = (
+        json.loads(backbone("generate", PROMPT["prompt"], "-n", "8", "--json", "--digest", "--audit", n).stdout)
+        for n in ("1", "0")
+    )
+    assert every["logits_sha256"] == none["logits_sha256"]
+    assert [w["audits"] > 0 for w in every["workers"]] == [True, True]
+    for result in (every, none):
+        assert [(w["rank"], w["audits_failed"], w["failures"]) for w in result["workers"]] == [("exact", 0, [])] * 2
+        assert all(0 < w["error"] < 1e-6 for w in result["workers"])
+        assert not result["in_doubt"]
+    assert [w["audits"] for w in none["workers"]] == [0, 0]
 
 
 def test_bits_and_class_map_do_not_depend_on_the_workers() -> None:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backbone.calls import (
+    APART,
     Action,
     Call,
     Cause,
+    Checked,
+    CheckFailed,
     Complete,
     ComputeLocally,
     Fill,
@@ -28,7 +31,8 @@ from backbone.calls import (
 )
 from backbone.choice import choose
 from backbone.class_map import ClassMap
-from backbone.dispatch import LATE_FACTOR, LATE_S, UNKNOWN_S, Dispatcher
+from backbone.dispatch import Dispatcher
+from backbone.lateness import LATE_FACTOR, LATE_S, UNKNOWN_S
 from backbone.pace import Pace
 
 WIDTH, DEADLINE_S = 8, 10.0
@@ -662,6 +666,120 @@ def brisk() -> Pace:
             for _ in range(6):
                 pace.answered(experts, rows, 0.5, 0.5, 0.5)
     return pace
+
+
+# ---- calls apart, proof and demotion
+
+
+def apart(dispatcher: Dispatcher, worker: str = "a", load: Mapping[int, int] = {0: 2}, now_s: float = 0.0) -> Call:
+    ((call,),) = [sent(dispatcher.asked_apart(worker, 0, load, WIDTH, now_s))]
+    return call
+
+
+def test_who_is_not_proven_serves_nothing_and_can_be_asked_apart() -> None:
+    dispatcher = serving(("a", OURS, {}), ("b", OURS, {0: (0,)}))
+    dispatcher.loaded("a", 0, 9, (0, 1), is_proven=False)
+    assert issue(dispatcher, {0: 1})[0] == Send(Call(1, 1, "b", 0, 2, (0,), 1, WIDTH, 10.0))
+    assert issue(dispatcher, {1: 1}, ticket=2) == [ComputeLocally(2, 0, (1,))]
+    assert dispatcher.others("b", 0, 0) == []
+    call = apart(dispatcher, load={1: 2, 0: 1})
+    assert call == Call(2, APART, "a", 0, 9, (1, 0), 3, WIDTH, 10.0)
+    assert answer(dispatcher, call) == [Checked(call)]
+    dispatcher.kept("a", 0, (1,))  # what it lets go of does not prove the rest
+    assert issue(dispatcher, {1: 1}, ticket=3) == [ComputeLocally(3, 0, (1,))]
+    dispatcher.proven("a", 0)
+    assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=4))] == ["a"]
+
+
+def test_nobody_is_asked_apart_for_what_he_does_not_hold_or_when_he_is_lost() -> None:
+    dispatcher = two_workers()
+    assert dispatcher.asked_apart("a", 0, {2: 1}, WIDTH, 0.0) == []
+    assert dispatcher.asked_apart("a", 1, {0: 1}, WIDTH, 0.0) == []
+    assert dispatcher.asked_apart("nobody", 0, {0: 1}, WIDTH, 0.0) == []
+    dispatcher.lost("a", "killed", 1.0)
+    assert dispatcher.asked_apart("a", 0, {0: 1}, WIDTH, 0.0) == []
+
+
+def test_rows_asked_apart_that_are_not_finite_are_for_whoever_asked_to_judge() -> None:
+    dispatcher = two_workers()
+    call = apart(dispatcher)
+    assert answer(dispatcher, call, is_finite=False) == [Checked(call)]
+    assert dispatcher.standing("a") is Standing.SERVING
+    assert isinstance(answer(dispatcher, call)[0], ReportDropped)  # twice
+
+
+def test_garbage_for_a_call_apart_is_garbage() -> None:
+    for changes in ({"epoch": 99}, {"shape": (1, WIDTH)}):
+        dispatcher = two_workers()
+        call = apart(dispatcher)
+        lost, failed = answer(dispatcher, call, **changes)
+        assert isinstance(lost, ReportLost)
+        assert not lost.is_trusted
+        assert failed == CheckFailed(call)
+    dispatcher = two_workers()
+    call = apart(dispatcher)
+    assert isinstance(answer(dispatcher, call, worker="b")[0], ReportDropped)
+    assert answer(dispatcher, call) == [Checked(call)]
+
+
+@pytest.mark.parametrize("how", ["killed", "late", "refused", "stalled"])
+def test_a_call_apart_that_is_not_done_is_told_and_nobody_else_is_asked(how: str) -> None:
+    dispatcher = serving(("a", OURS, {0: (0,)}), ("b", OURS, {0: (0,)}))
+    call = apart(dispatcher, load={0: 1})
+    assert dispatcher.next_deadline() == call.deadline_s  # it is not hedged before
+    assert dispatcher.ticked(call.deadline_s - 0.1) == []
+    actions = undone(how, dispatcher, call)
+    assert [a for a in actions if not isinstance(a, ReportLost)] == [CheckFailed(call)]
+    assert isinstance(actions[0], ReportLost) == (how != "stalled")
+    assert dispatcher.computed_here.total() == dispatcher.tally("a").retried == 0
+    assert dispatcher.next_deadline() is None
+
+
+def test_a_call_apart_counts_in_the_pace_and_is_no_straggler() -> None:
+    dispatcher = two_workers()
+    for second in range(6):
+        answer(dispatcher, apart(dispatcher, now_s=float(second)), now_s=second + 0.5, compute_s=0.4)
+    assert dispatcher._members["a"].pace.s_per_row == pytest.approx(0.2)
+    assert dispatcher._members["a"].strays == 0
+    dispatcher.forgotten(APART)  # of what is asked apart nobody lets go
+    call = apart(dispatcher, now_s=9.0)
+    dispatcher.forgotten(1)
+    assert answer(dispatcher, call, now_s=9.1) == [Checked(call)]
+
+
+def test_who_is_of_another_class_serves_no_member_of_the_one_he_said() -> None:
+    dispatcher = serving(("a", OURS, {0: (0, 1)}), ("b", OURS, {0: (0,)}))
+    calls = sent(issue(dispatcher, {0: 1, 1: 1}))
+    mine = [call for call in calls if call.worker == "a"]
+    actions = dispatcher.reclassed("a", "liars", 1.0)
+    assert {e for call in mine for e in call.experts} == {
+        e for action in actions for e in (action.call if isinstance(action, Send) else action).experts
+    }
+    assert ComputeLocally(1, 0, (1,)) in actions
+    assert dispatcher.computed_here == {Cause.DEMOTED: 1}
+    assert [c.worker for c in sent(issue(dispatcher, {0: 1}, ticket=2))] == ["b"]
+    assert dispatcher.others("b", 0, 0) == []
+    assert isinstance(answer(dispatcher, mine[0])[0], ReportDropped)
+    assert dispatcher.standing("a") is Standing.SERVING
+    dispatcher.planned({(0, 1): "liars"})  # a new map may give it what is of its own class
+    assert [c.worker for c in sent(issue(dispatcher, {1: 1}, ticket=3))] == ["a"]
+
+
+def test_the_last_of_another_class_that_is_demoted_changes_the_map() -> None:
+    dispatcher = serving(("a", THEIRS, {0: (0, 1)}), ("b", THEIRS, {0: (0,)}), theirs=((0, 0), (0, 1)))
+    before = dispatcher.class_map
+    (change,) = dispatcher.reclassed("a", "liars", 1.0)
+    assert change == NewMap(((0, 1),), before, dispatcher.class_map)
+    assert dispatcher.class_map.of(0, 0) == THEIRS
+    assert dispatcher.class_map.of(0, 1) == OURS
+    assert dispatcher.reclassed("a", "liars", 1.0) == []
+
+
+def test_who_is_demoted_answers_what_was_asked_apart() -> None:
+    dispatcher = two_workers()
+    call = apart(dispatcher)
+    assert dispatcher.reclassed("a", "liars", 1.0) == []
+    assert answer(dispatcher, call) == [Checked(call)]
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backbone.placement import PRIOR_ROWS, STAYS_WITHIN, Candidate, Plan, class_of_experts, place
+from backbone.placement import (
+    PRIOR_ROWS,
+    STAYS_WITHIN,
+    Candidate,
+    Plan,
+    class_of_experts,
+    place,
+    sensitive_layers,
+)
 
 
 def candidates(*budgets: int) -> list[Candidate]:
@@ -545,3 +553,104 @@ def test_what_stays_costs_a_layer_little(task: Any, data: st.DataObject) -> None
 def test_more_for_each_is_counted_in_whole_experts() -> None:
     (short,) = place({0: [10] * 3}, candidates(1, 1)).shortfalls
     assert (short.experts, short.more_each_bytes, short.more_on_one_bytes) == (3, 20, 30)
+
+
+# ---- who is exact
+
+
+def exactness(**kinds: str) -> list[Candidate]:
+    """Workers by name: exact, rough, or off: out of what its class promises."""
+    return [
+        Candidate(name=name, memory_bytes=0, numeric_class=kind, is_f32=kind == "exact", is_off=kind == "off")
+        for name, kind in kinds.items()
+    ]
+
+
+def layers_of(plan: Plan, name: str) -> set[int]:
+    return {layer for layer, experts in plan.holds[name].items() if experts}
+
+
+def test_the_last_quarter_of_the_layers_is_sensitive_and_at_least_one() -> None:
+    assert sensitive_layers(range(8)) == {6, 7}
+    assert sensitive_layers([1, 5, 9]) == {9}
+    assert sensitive_layers([3]) == {3}
+    assert sensitive_layers(range(48)) == set(range(36, 48))
+
+
+def test_exact_workers_come_first_for_the_sensitive_layers() -> None:
+    sizes = {layer: [10] * 8 for layer in range(8)}
+    plan = place(sizes, exactness(a="rough", b="exact", c="exact"))
+    assert layers_of(plan, "a") == set(range(6))
+    for layer in range(6):
+        assert sorted(len(plan.holds[name][layer]) for name in "abc") == [2, 3, 3]
+    for layer in (6, 7):
+        assert [len(plan.holds[name].get(layer, ())) for name in "abc"] == [0, 4, 4]
+    assert plan.left_over == {}
+
+
+def test_rough_workers_get_of_the_sensitive_layers_what_exact_ones_have_no_room_for() -> None:
+    sizes = {layer: [10] * 8 for layer in range(4)}
+    rough, exact = exactness(a="rough", b="exact")
+    plan = place(sizes, [rough, replace(exact, memory_bytes=160)])
+    assert len(plan.holds["b"][3]) == 4
+    assert len(plan.holds["a"][3]) == 4
+    assert plan.left_over == {}
+    assert place(sizes, exactness(a="rough", b="rough")).left_over == {}
+
+
+def test_who_is_off_gets_nothing_of_the_sensitive_layers_and_is_used_elsewhere() -> None:
+    sizes = {layer: [1_000_000] * 8 for layer in range(8)}
+    plan = place(sizes, exactness(a="off", b="exact"))
+    assert layers_of(plan, "a") == set(range(6))
+    assert layers_of(plan, "b") == set(range(8))
+    alone = place(sizes, exactness(a="off"))
+    assert layers_of(alone, "a") == set(range(6))
+    assert set(alone.left_over) == {6, 7}
+    assert alone.describe() == (
+        "16 of 64 experts (16.0 MB): there is no worker to hold them; the backbone computes them"
+    )
+
+
+def test_who_comes_to_be_off_lets_go_of_what_is_sensitive() -> None:
+    sizes = {layer: [10] * 4 for layer in range(4)}
+    before = place(sizes, exactness(a="exact", b="exact"))
+    off, exact = exactness(a="off", b="exact")
+    held = [replace(c, held=before.holds[c.name]) for c in (off, exact)]
+    after = place(sizes, held)
+    assert layers_of(after, "a") == {0, 1, 2}
+    assert after.holds["b"][3] == (0, 1, 2, 3)
+    assert {layer: after.holds["a"][layer] for layer in range(3)} == {la: before.holds["a"][la] for la in range(3)}
+    copies = [replace(c, takes_copies=True) for c in exactness(a="off", b="off", c="exact")]
+    assert 3 not in layers_of(place(sizes, copies), "a") | layers_of(place(sizes, copies), "b")
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from(["exact", "rough", "off"]), st.integers(0, 400)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_exactness_costs_no_coverage(sizes: dict[int, list[int]], workers: list[tuple[str, int]], copies: bool) -> None:
+    plain = [
+        replace(*exactness(**{f"w{i}": kind}), memory_bytes=budget, takes_copies=copies)  # type: ignore[misc]
+        for i, (kind, budget) in enumerate(workers)
+    ]
+    plan = place(sizes, plain)
+    held, sensitive = used(plan, sizes), sensitive_layers(sizes)
+    for worker in plain:
+        assert not worker.memory_bytes or held[worker.name] <= worker.memory_bytes
+        assert not (worker.is_off and layers_of(plan, worker.name) & sensitive)
+    for la, left in plan.left_over.items():  # it has room nowhere where it may be
+        able = [w for w in plain if not (w.is_off and la in sensitive)]
+        for expert in left:
+            assert all(w.memory_bytes and held[w.name] + sizes[la][expert] > w.memory_bytes for w in able)
+
+
+def test_what_is_shared_between_exact_and_rough_workers_stays_where_it_is() -> None:
+    sizes = {layer: [10] * 8 for layer in range(8)}
+    rough, second, exact = exactness(a="rough", b="rough", c="exact")
+    workers = [rough, second, replace(exact, memory_bytes=200)]
+    plan = place(sizes, workers)
+    assert layers_of(plan, "a") & sensitive_layers(sizes)  # the exact one has no room for all of these
+    again = place(sizes, [replace(w, held=plan.holds[w.name]) for w in workers])
+    assert again.holds == plan.holds
+    assert set(again.moves.values()) == {0}

@@ -18,6 +18,7 @@ import pytest
 from backbone.class_map import MapChange
 from backbone.engine import GenerateOptions
 from backbone.errors import BackboneError, ContextFull
+from backbone.results import change_lines
 from backbone.sampling import SamplingOptions
 from backbone.schedule import Schedule
 from backbone.scheduler import IDLE_S, Busy, Done, Ending, Event, Failed, Job, Prompted, Scheduler, Text
@@ -316,6 +317,49 @@ def test_nothing_is_kept_beyond_a_change_of_the_class_map(session: Session, monk
         assert (change["from"], change["to"]) == ("b" * 64, "c" * 64)
         assert scheduler.call(scheduler.load).result(60).kept == 0
         assert cached() == 0
+
+
+def test_nothing_is_kept_of_which_a_worker_that_was_found_wrong_had_a_part(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and values may be wrong for good."""
+    monkeypatch.setattr(type(session.engine.experts), "doubts", found := Found())
+    prompt = "And God said unto Noah, the end of all flesh"
+    with running(session) as scheduler:
+
+        def ask(options: GenerateOptions = OPTIONS) -> Done:
+            scheduler.submit((inbox := Inbox(session, prompt, options)).job)
+            done = inbox.end()
+            assert isinstance(done, Done)
+            return done
+
+        assert (ask().cached, ask().cached > 0) == (0, True)
+        found.count += 1  # while nobody was answered
+        done = ask()
+        assert (done.cached, done.result["in_doubt"]) == (0, False)
+        inbox = Inbox(session, prompt, replace(OPTIONS, max_tokens=1500, digest=False))
+        scheduler.submit(inbox.job)
+        inbox.first_text()
+        scheduler.call(found.more).result(60)
+        scheduler.cancel(inbox.job)
+        last = inbox.end()
+        assert isinstance(last, Done)
+        assert last.result["in_doubt"]
+        assert scheduler.call(scheduler.load).result(60).kept == 0
+        assert change_lines(last.result)[0].startswith("a worker was found to be wrong")
+
+
+class Found:
+    """How often an audit found somebody wrong, in place of a swarm's own count."""
+
+    count = 0
+
+    def __get__(self, *_: object) -> int:
+        return self.count
+
+    def more(self) -> None:
+        """Once more."""
+        self.count += 1
 
 
 def test_what_is_called_may_fail_and_the_thread_goes_on(session: Session) -> None:

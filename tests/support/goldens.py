@@ -108,6 +108,7 @@ class Elsewhere:
     is_here = False
     busiest_ns = 0
     class_changes = ()
+    doubts = 0
 
     def __init__(self, inner: LocalExperts) -> None:
         self._inner = inner

@@ -20,7 +20,7 @@ from backbone.experts import LocalExperts
 from backbone.placement import Candidate, Plan
 from backbone.swarm import Swarm, WorkerSpec
 from kernels.formats import GGMLType
-from kernels.interface import F32, ExpertWeights, NumericClass
+from kernels.interface import F32, Backend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
 from kernels.registry import make_backend
 
@@ -68,6 +68,10 @@ class TinyExperts:
     @property
     def numeric_class(self) -> NumericClass:
         return make_backend("numpy").numeric_class
+
+    @property
+    def judges(self) -> Sequence[Backend]:
+        return (make_backend("numpy"),)
 
     def expert_count(self, layer: int) -> int:
         return self.experts

@@ -304,6 +304,7 @@ def test_the_line_of_what_failures_cost() -> None:
 WORKER = {
     "name": "w",
     "backend": "numpy",
+    "rank": "f32",
     "experts": 1,
     "calls": 1,
     "rows": 1,

@@ -183,6 +183,7 @@ class Noted:
     is_here = False
     busiest_ns = 0
     class_changes = ()
+    doubts = 0
 
     def __init__(self, inner: Swarm, log: list[str]) -> None:
         self._inner, self._log = inner, log

@@ -169,9 +169,12 @@ def test_status_shows_the_running_server(server: Server) -> None:
     shown = json.loads(backbone(server.environ, "status", "--json").stdout)["server"]
     assert (shown["url"], shown["pid"], shown["load"]["parallel"]) == (server.url, server.process.pid, 4)
     assert len(shown["workers"]) == len(server.workers())
+    assert {w["rank"] for w in shown["workers"]} == {"exact"}
+    assert all(0 < w["error"] < 1e-6 for w in shown["workers"])
     text = backbone(server.environ, "status").stdout
     assert f"running server\n  demo on {server.url}, process {server.process.pid}, context 100000\n" in text
     assert "0 of 4 answers under way, 0 of 64 waiting" in text
+    assert f"  local-{len(server.workers())}   native  exact  " in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Which answers are audited: who is wrong is met within 160 calls with a chance of 99%, and nobody can foresee when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from backbone.audit import ALL_ROWS, EVERY, MOST_OPEN, Sampler
+
+WITHIN, TRIES = 160, 1500
+
+
+def sampler(seed: int = 1, every: int = EVERY, **options: int) -> Sampler:
+    return Sampler(every, random.Random(seed), **options)
+
+
+def met(calls: Iterator[tuple[str, list[int]]], liar: str, expert: int | None, seed: int) -> bool:
+    """Whether one of the liar's first WITHIN calls is taken, each of which has the expert, and a row of it."""
+    draws = sampler(seed)
+    seen = 0
+    for worker, experts in calls:
+        is_his = worker == liar and (expert is None or expert in experts)
+        seen += is_his
+        if seen > WITHIN:
+            return False
+        if draws.takes(worker):
+            draws.closed()
+            rows = draws.rows(experts)
+            if is_his and (expert is None or expert in [experts[row] for row in rows]):
+                return True
+    raise AssertionError("calls ended")
+
+
+def some_calls(seed: int) -> Iterator[tuple[str, list[int]]]:
+    """Calls of two workers, some of one row, some of many."""
+    draw = random.Random(seed)
+    while True:
+        experts = draw.sample(range(16), 4)
+        yield draw.choice("ab"), experts if draw.random() < 0.8 else sorted(experts * 20)
+
+
+@pytest.mark.parametrize("expert", [None, 3])
+def test_who_is_wrong_is_met_within_160_of_its_calls(expert: int | None) -> None:
+    """All of a worker's rows, or those of one expert: 99% of the tries, whose seeds are fixed."""
+    found = sum(met(some_calls(seed), "a", expert, seed) for seed in range(TRIES))
+    assert 1 - (1 - 1 / EVERY) ** WITHIN > 0.99
+    assert found >= 0.99 * TRIES
+
+
+def test_one_in_so_many_is_taken_and_with_none_no_one() -> None:
+    draws = sampler(most_open=10**6)
+    taken = sum(draws.takes("a") for _ in range(32_000))
+    assert 850 < taken < 1150
+    none = sampler(every=0)
+    assert not any(none.takes("a") for _ in range(1000))
+    every = sampler(every=1, most_open=10**6)
+    assert all(every.takes("a") for _ in range(1000))
+
+
+def test_no_two_seeds_draw_alike() -> None:
+    drawn = [[draws.takes("a") for _ in range(400)] for draws in (sampler(1, most_open=999), sampler(2, most_open=999))]
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == [draws.takes("a") for draws in [sampler(1, most_open=999)] for _ in range(400)]
+
+
+def test_no_more_are_open_than_may_be_and_what_was_drawn_is_made_up_for() -> None:
+    draws = sampler(every=1)
+    assert [draws.takes("a") for _ in range(MOST_OPEN + 3)] == [True] * MOST_OPEN + [False] * 3
+    assert not draws.takes("b")
+    draws.closed()
+    draws._every = 10**9  # nothing more is drawn
+    assert not draws.takes("c")
+    assert draws.takes("b")  # it was owed
+    draws.closed()
+    assert draws.takes("a")
+    draws.closed()
+    assert not draws.takes("a")
+
+
+def test_few_rows_are_all_computed_again_and_of_many_one_of_each_expert() -> None:
+    draws = sampler()
+    assert draws.rows([3] * ALL_ROWS) == list(range(ALL_ROWS))
+    experts = [row % 5 for row in range(200)]
+    chosen = draws.rows(experts)
+    assert sorted(experts[row] for row in chosen) == [0, 1, 2, 3, 4]
+    assert chosen == sorted(chosen)
+    many = {row for _ in range(2000) for row in draws.rows(experts)}
+    assert len(many) == 200  # any row may be
+
+
+def test_one_checker_where_one_can_do_all_and_none_where_nobody_can() -> None:
+    draws = sampler()
+    assert draws.checkers({0: ["b", "c"], 1: ["c"]}) == {"c": [0, 1]}
+    assert draws.checkers({0: ["b"], 1: ["c"], 2: []}) == {"b": [0], "c": [1]}
+    assert draws.checkers({0: []}) == {}
+    assert draws.checkers({}) == {}
+    assert {name for _ in range(100) for name in draws.checkers({0: ["a", "b", "c"]})} == {"a", "b", "c"}

@@ -30,6 +30,7 @@ class LiveExperts:
     is_here = False
     busiest_ns = 0
     class_changes = ()
+    doubts = 0
 
     def __init__(
         self, server: RunningServer, name: str, holds: Mapping[int, Collection[int]], local: LocalExperts

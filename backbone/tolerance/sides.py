@@ -199,6 +199,11 @@ class HalfWire:
         """As those behind it."""
         return self._inner.class_changes
 
+    @property
+    def doubts(self) -> int:
+        """As those behind it."""
+        return self._inner.doubts
+
     def send(self, layer: int, x: F32, ids: I32) -> Any:
         """Ask with rounded rows."""
         return self._inner.send(layer, halved(x), ids)

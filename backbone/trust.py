@@ -135,7 +135,7 @@ class Trust:
             else:
                 told += f"; {peer.declared} promises {peer.promise.bar:.0e}"
             self._demote(peer, rank, told)
-        if rank is not Rank.UNFIT:
+        if not peer.is_unfit:
             self._act(self._joining.proven(peer, kind))
 
     def _on_guilty(self, peer: Peer, finding: Finding) -> None:

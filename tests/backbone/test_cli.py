@@ -69,8 +69,8 @@ def test_demo_model_through_two_workers() -> None:
     table = done.stderr.splitlines()
     assert table[0].split() == ["worker", "backend", "rank", "experts", "calls", "rows", "seconds", "state"]
     for number, line in ((1, table[1]), (2, table[2])):
-        name, backend, experts, calls, rows, _, state = line.split()
-        assert (name, backend, experts, state) == (f"local-{number}", "native", "64", "serving")
+        name, backend, rank, experts, calls, rows, _, state = line.split()
+        assert (name, backend, rank, experts, state) == (f"local-{number}", "native", "exact", "64", "serving")
         assert 0 < int(calls) <= int(rows)
     assert "answer: 64 tokens" in done.stderr
     assert "weights 85dbef22393e, archdef qwen3moe" in done.stderr

@@ -19,6 +19,7 @@ from tinygguf import Tiny
 from backbone.experts import LocalExperts
 from backbone.placement import Candidate, Plan
 from backbone.swarm import Swarm, WorkerSpec
+from backbone.trust import Checks
 from kernels.formats import GGMLType
 from kernels.interface import F32, Backend, ExpertWeights, NumericClass
 from kernels.matrix import Matrix
@@ -27,6 +28,7 @@ from kernels.registry import make_backend
 FAULTY = Path(__file__).parent / "faulty_worker.py"
 PARTS = ("gate", "up", "down")
 ACTIVATION = "silu"
+NO_AUDITS = Checks(every=0)  #: where a test counts calls, or says which is in flight: what is audited is drawn
 NEVER_S = 1e9  #: for `hedge_s`, where a test says who computes, however slow this machine is
 
 
@@ -130,6 +132,7 @@ def swarm_of(model: TinyExperts, workers: int, **options: Any) -> Iterator[Swarm
     options.setdefault("local", model.local())
     options.setdefault("share_path", False)
     options.setdefault("hedge_s", NEVER_S)
+    options.setdefault("checks", NO_AUDITS)
     before = open_handles()
     with Swarm(model, [WorkerSpec(backend="numpy")] * workers, **options) as swarm:
         pids = pids_of(swarm)

@@ -107,7 +107,7 @@ def index(reports: Path) -> str:
         "# Tolerance reports",
         "",
         "Each folder has `report.json`, and `report.md` with plots, which are made of it alone. Made by "
-        "`backbone tolerance run`; the exact command is in each report.",
+        "`backbone tolerance run`; the exact command is in each report. `NOTES.md`, where there is one, explains.",
         "",
         "| report | model | A | B | positions | 1 | 2 | 3 | 4 | 5 | 6 | mean KL | top-1 |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ..discovery import DEMO, DEMO_NAME, resolve_model
-from ..errors import UsageError
+from ..errors import BackboneError, UsageError
 from ..model import bind_model
 from ..provenance import cache_folder, engine_sha256, engine_version
+from ..results import workers_as_json
 from ..session import Session, open_library
 from ..settings import Settings, add_flags, resolve
 from ..terminal import ProgressLine, table
@@ -31,7 +33,7 @@ from ..tolerance.runner import LEVELS, Found, Journal, Work
 from ..tolerance.runner import run as carry_out
 from ..tolerance.saved import save
 from ..tolerance.sides import Side
-from ..tolerance.specs import FORM, open_side
+from ..tolerance.specs import FORM, dictates, open_side
 
 REPORTS = "tolerance_reports"
 POSITIONS, WINDOW = 10_240, 512  #: the bars of decisions are made for 10,000 positions
@@ -123,13 +125,13 @@ def run(args: argparse.Namespace) -> int:
     levels, policy, settings = _levels(args.levels), load_policy(args.policy), resolve(args, os.environ)
     positions, prompts, tokens = (_number(args, name, least) for name, least in LEAST_NUMBERS)
     seed = _number(args, "seed", 0)
-    window = _window(settings, _number(args, "window", 0))
+    window = _window(settings, _number(args, "window", 0), tokens)
     text = read_text(args.text)
     started, progress = time.monotonic(), ProgressLine(sys.stderr)
+    if not args.no_report:
+        _need_folder(args.out)
     with ExitStack() as stack:
-        context = max(window, PROMPT_TOKENS + tokens)
-        a = stack.enter_context(open_side(args.a, "--a", settings, context=context))
-        b = stack.enter_context(open_side(args.b, "--b", settings, context=context))
+        a, b = _open(args, settings, stack, context=max(window, PROMPT_TOKENS + tokens))
         session = a.session or b.session
         if session is None:
             raise UsageError("--a, --b: one of the sides has to be run here")
@@ -160,8 +162,8 @@ def run(args: argparse.Namespace) -> int:
                 "windows": len(passage.windows),
                 "window": max(map(len, passage.windows)),
             },
-            "a": dict(a.told),
-            "b": dict(b.told),
+            "a": _told(a),
+            "b": _told(b),
             "machine": report.machine(),
             "versions": report.versions(),
             "policy": {"source": policy.source, "bars": {kind: dict(bars) for kind, bars in policy.bars.items()}},
@@ -188,14 +190,18 @@ def keep(args: argparse.Namespace) -> int:
     """Run one side and keep what came of it."""
     settings, text = resolve(args, os.environ), read_text(args.text)
     positions, prompts, tokens = (_number(args, name, least) for name, least in LEAST_NUMBERS)
-    window = _window(settings, _number(args, "window", 0))
+    window = _window(settings, _number(args, "window", 0), tokens)
     progress = ProgressLine(sys.stderr)
+    if args.out.is_dir() or not args.out.absolute().parent.is_dir():
+        raise UsageError(f"--out {args.out}: is a folder, or in none; name a file")
     with open_side(args.a, "--a", settings, context=max(window, PROMPT_TOKENS + tokens)) as side:
         if side.session is None:
             raise UsageError(f"--a {args.a}: only a side that is run here can be saved")
         passage = passage_of(*text, side.session.tokenizer(), positions=positions, window=window)
         try:
             save(side, passage, args.out, progress.show, prompts=prompts, prompt_tokens=PROMPT_TOKENS, tokens=tokens)
+        except OSError as error:
+            raise BackboneError(f"--out {args.out}: cannot be written: {error.strerror}") from None
         finally:
             progress.clear()
     print(f"backbone: {passage.positions:,} positions in {args.out}", file=sys.stderr)
@@ -208,11 +214,44 @@ def _command(argv: Sequence[str]) -> str:
     return shlex.join(["backbone" if name in ("backbone", "__main__.py") else name, *argv[1:]])
 
 
-def _window(settings: Settings, asked: int) -> int:
+def _window(settings: Settings, asked: int, tokens: int) -> int:
+    """Tokens of a window. UsageError for more than the model was made for, of it or of what follows a prompt."""
     trained = bind_model(resolve_model(settings.model, os.environ), open_library(settings)).trained_context
     if asked == 1 or (trained is not None and asked > trained):
         raise UsageError(f"--window {asked}: from 2 to the model's context of {trained} is allowed")
+    if trained is not None and PROMPT_TOKENS + tokens > trained:
+        most = trained - PROMPT_TOKENS
+        raise UsageError(f"--tokens {tokens}: at most {most} fit the model's context of {trained} behind a prompt")
     return asked or min(WINDOW, trained or WINDOW)
+
+
+def _open(args: argparse.Namespace, settings: Settings, stack: ExitStack, *, context: int) -> tuple[Side, Side]:
+    """Both sides; first the one that says of which tokens it has figures, for the other has to have room for them."""
+    found = dict[str, Side]()
+    for flag in sorted(("a", "b"), key=lambda flag: not dictates(getattr(args, flag))):
+        found[flag] = side = stack.enter_context(open_side(getattr(args, flag), f"--{flag}", settings, context=context))
+        if side.passage is not None:
+            context = max(context, *map(len, side.passage.windows))
+    return found["a"], found["b"]
+
+
+def _need_folder(folder: Path) -> None:
+    """UsageError, before anything is run, where reports cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot be written to: {error.strerror}") from None
+
+
+def _told(side: Side) -> Found:
+    """What a side is; of a placement also what its workers did."""
+    session = side.session
+    if session is None or session.swarm is None:
+        return dict(side.told)
+    told = ("name", "backend", "class", "device", "state", "rank", "experts", "calls", "failures")
+    return dict(side.told) | {"workers": [{name: w[name] for name in told} for w in workers_as_json(session)]}
 
 
 def _passage(a: Side, b: Side, session: Session, text: tuple[str, bytes], *, positions: int, window: int) -> Passage:
@@ -255,7 +294,9 @@ def _draw(found: report.Report, folder: Path) -> list[str]:
         return plots.draw(found, folder)
     except ImportError:
         print(f"backbone: {plots.MISSING}", file=sys.stderr)
-        return []
+    except Exception as error:  # of a library that draws: the report itself is there
+        print(f"backbone: no plots: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+    return []
 
 
 def _show(found: Found, *, as_json: bool) -> None:
@@ -263,7 +304,8 @@ def _show(found: Found, *, as_json: bool) -> None:
         print(json.dumps(found))
         return
     print("\n".join(report.summary(found)))
-    print("pass" if found["pass"] else "fail")
+    verdicts = [level["pass"] for level in found["levels"].values()]
+    print("pass" if found["pass"] else "fail" if False in verdicts else "not passed: there is nothing to judge by")
 
 
 # ---- of reports
@@ -287,8 +329,11 @@ def render(args: argparse.Namespace) -> int:
     folders: Sequence[Path] = sorted(path.parent for path in reports.glob(f"*/{report.JSON}"))
     if not folders:
         raise UsageError(f"{reports}: there is no report in it")
-    for folder in folders:
-        report.render(folder, _draw)
-    (reports / report.INDEX).write_text(report.index(reports), encoding="utf-8")
+    try:
+        for folder in folders:
+            report.render(folder, _draw)
+        report.write_index(reports)
+    except OSError as error:
+        raise BackboneError(f"{reports}: cannot be written to: {error.strerror}") from None
     print(f"{len(folders)} reports in {reports}")
     return 0

@@ -6,6 +6,7 @@ A reader says what it expects, dtype and shape, and reads nothing that is not so
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -43,7 +44,7 @@ class ArchiveWriter:
     """Leaves a whole file at the end of the block, or none."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._part = path, path.with_name(f"{path.name}.part")
+        self._path, self._part = path, path.with_name(f"{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> ArchiveWriter:
         try:
@@ -88,6 +89,8 @@ class ArchiveReader:
             if _directory_bytes(file) > MOST_DIRECTORY:
                 raise zipfile.BadZipFile("more members than any run has")
             self._zip = zipfile.ZipFile(file)
+            file.seek(0)
+            self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (*BROKEN, NotImplementedError) as error:
             file.close()
             raise UsageError(f"{place}: is no whole archive ({_line(error)}); save the run anew") from None

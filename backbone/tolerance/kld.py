@@ -71,6 +71,11 @@ class KldFile:
         if tokens.min() < 0 or tokens.max() >= self.vocabulary:
             raise UsageError(f"{place}: holds tokens that are not in its vocabulary; write it anew")
         self.tokens = tokens.reshape(self.chunks, self.context)  # [n_chunk, n_ctx]
+        file.seek(0)
+        whole = hashlib.sha256()
+        while block := file.read(1 << 20):
+            whole.update(block)
+        self.sha256 = whole.hexdigest()
 
     def log_probs(self, chunk: int, at: int, count: int) -> tuple[F64, NDArray[np.bool_]]:
         """[count, V] of the positions from `first` + at on, and which are known. UsageError where they are none."""
@@ -113,6 +118,7 @@ class KldSide:
             "device": "",
             "precision": self.precision,
             "routing": "its own",
+            "file_sha256": file.sha256,
             "workers": [],
         }
         # The last token of a chunk has no row: it is what the row before it predicts.

@@ -52,8 +52,15 @@ def distances(a: Floats, b: Floats, known: NDArray[np.bool_] | None = None) -> D
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     lengths = np.linalg.norm(wide_a, axis=-1)
     l2 = np.linalg.norm(wide_b - wide_a, axis=-1) / np.where(lengths > 0, lengths, 1)
-    same = np.asarray(np.equal(a, b).all(axis=-1)) & (a.dtype == b.dtype)
-    return Distances(kl, np.abs(wide_b - wide_a).max(axis=-1), l2, same)
+    return Distances(kl, np.abs(wide_b - wide_a).max(axis=-1), l2, same_bits(a, b))
+
+
+def same_bits(a: Floats, b: Floats) -> NDArray[np.bool_]:
+    """Of each row [..., W] whether it has the same bits: 0 and -0 are two."""
+    if a.dtype != b.dtype:
+        return np.zeros(a.shape[:-1], np.bool_)
+    mine, theirs = (np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}") for rows in (a, b))
+    return np.asarray((mine == theirs).all(axis=-1))
 
 
 def _distances_among(known: NDArray[np.bool_], a: Floats, b: Floats) -> Distances:
@@ -61,8 +68,7 @@ def _distances_among(known: NDArray[np.bool_], a: Floats, b: Floats) -> Distance
     kl = np.maximum(0.0, (np.where(known, np.exp(log_a), 0.0) * (log_a - log_b)).sum(axis=-1))
     lengths = np.linalg.norm(log_a, axis=-1)
     l2 = np.linalg.norm(log_b - log_a, axis=-1) / np.where(lengths > 0, lengths, 1)
-    same = np.asarray((a == b).all(axis=-1)) & (a.dtype == b.dtype)
-    return Distances(kl, np.abs(log_b - log_a).max(axis=-1), l2, same)
+    return Distances(kl, np.abs(log_b - log_a).max(axis=-1), l2, same_bits(a, b))
 
 
 def token_nll(logits: Floats, targets: NDArray[np.int64], *, are_log_probs: bool = False) -> F64:

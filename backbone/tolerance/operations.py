@@ -93,25 +93,44 @@ def _about(model: BoundModel, layer: int, sides: Sequence[Side]) -> list[int]:
     return [e for e in order if all(side.holds is None or e in side.holds.get(layer, ()) for side in sides)]
 
 
+def _computing(sides: Sequence[Side]) -> Callable[[int, int], set[str]]:
+    """Who computes an expert (layer, expert): its class of each placement, and its worker where that is one alone."""
+    swarms = [side.session.swarm for side in sides if side.session is not None and side.session.swarm is not None]
+    known = [(str(i), swarm.class_map, swarm.live()) for i, swarm in enumerate(swarms)]
+
+    def who(layer: int, expert: int) -> set[str]:
+        found = set[str]()
+        for side, classes, workers in known:
+            holders = [worker.name for worker in workers if expert in worker.holds.get(layer, ())]
+            found.add(f"{side} class {classes.of(layer, expert)}")
+            found.update(f"{side} worker {name}" for name in holders if len(holders) == 1)
+        return found
+
+    return who
+
+
 def _experts(model: BoundModel, seed: int, sides: Sequence[Side]) -> Iterator[Case]:
-    """Of each kind, by quant types, shape and activation, one expert."""
-    seen = set[tuple[Any, ...]]()
+    """Of each kind, by quant types, shape and activation, one expert; of a placement one of each class and worker."""
+    seen, who = dict[tuple[Any, ...], set[str]](), _computing(sides)
     for layer, names in model.expert_tensors.items():
         types = tuple(model.slice_type(names[part]).name for part in ("gate", "up", "down"))
         (hidden, width), activation = model.slice_shape(names["gate"]), model.activation(layer)
-        kind, able = (*types, hidden, width, activation), _about(model, layer, sides)
-        if kind in seen or not able:
-            continue
-        seen.add(kind)
-        expert = able[0]
-        x = hidden_rows(seed, f"expert {layer}", max(WIDTHS), width)
+        kind = (*types, hidden, width, activation)
+        name = f"experts {'/'.join(dict.fromkeys(types))} {width}x{hidden} {activation}"
+        for expert in _about(model, layer, sides):
+            if kind in seen and who(layer, expert) <= seen[kind]:
+                continue
+            seen.setdefault(kind, set()).update(who(layer, expert))
+            yield _of_expert(model, seed, f"{name} (layer {layer}, expert {expert})", layer, expert, width)
 
-        def compute(side: Side, rows: F32, layer: int = layer, expert: int = expert) -> Floats | None:
-            found = side.rows(layer, rows, np.full((len(rows), 1), expert, np.int32))
-            return None if found is None else found[:, 0]
 
-        name = f"experts {'/'.join(dict.fromkeys(types))} {width}x{hidden} {activation} (layer {layer})"
-        yield Case(name, x, exact.expert_rows(model.expert(layer, expert), x), compute)
+def _of_expert(model: BoundModel, seed: int, name: str, layer: int, expert: int, width: int) -> Case:
+    def compute(side: Side, rows: F32) -> Floats | None:
+        found = side.rows(layer, rows, np.full((len(rows), 1), expert, np.int32))
+        return None if found is None else found[:, 0]
+
+    x = hidden_rows(seed, f"expert {layer}", max(WIDTHS), width)
+    return Case(name, x, exact.expert_rows(model.expert(layer, expert), x), compute)
 
 
 def _operation(name: str, inputs: tuple[int, ...], out: int, **constants: Any) -> Operation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ..errors import UsageError
 
 MOST_BYTES = 1 << 20
 PRECISIONS = ("f64", "f32", "i16", "f16", "outside")  #: from finest to coarsest
+MOST_BAR = 10**9
 DEFAULT = "policy.toml"  #: of this package
 
 
@@ -54,7 +54,7 @@ def load_policy(path: Path | None) -> Policy:
         raise UsageError(f"--policy {path}: larger than {MOST_BYTES >> 20} MiB; this is no policy")
     try:
         given = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of the text, of TOML, of a number of thousands of digits
         raise UsageError(f"--policy {path}: {' '.join(str(error).split())[:200]}") from None
     for section, keys in given.items():
         _known(section, bars, f"--policy {path}", "section")
@@ -74,6 +74,7 @@ def _known(name: str, known: Mapping[str, Any], place: str, what: str) -> None:
 
 
 def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise UsageError(f"{place}: {str(value)[:40]!r} is no number of 0 or more")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_BAR:
+        told = str(value)[:40] if not isinstance(value, int) or abs(value) < MOST_BAR else "a number of many digits"
+        raise UsageError(f"{place}: {told!r} is no number from 0 to {MOST_BAR:g}")
     return float(value)

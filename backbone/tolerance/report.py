@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import re
@@ -20,6 +21,8 @@ from kernels.cores import usable_cores
 from ..errors import BackboneError, UsageError
 
 FORMAT = 1
+MOST_NAME = 60  #: characters of a part of a folder's name
+TITLE = "# Tolerance reports"  #: by which an index is known as ours
 JSON, MARKDOWN, INDEX = "report.json", "report.md", "README.md"
 MOST_BYTES = 1 << 28
 VERSIONS = ("numpy", "pyzmq", "pyopencl", "cupy-cuda13x", "cupy-cuda12x", "cupy-rocm-7-0")
@@ -32,6 +35,7 @@ PLOTS = {
 }
 
 Report = Mapping[str, Any]
+log = logging.getLogger(__name__)
 
 
 def machine() -> dict[str, Any]:
@@ -54,7 +58,7 @@ def folder_name(report: Report) -> str:
     """<model>-<A>-vs-<B>-<date>, as a file system takes it."""
     model = Path(report["model"]["name"]).stem
     parts = (model, report["a"]["asked"], "vs", report["b"]["asked"], report["date"][:10])
-    return "-".join(re.sub(r"[^A-Za-z0-9._=-]+", "_", part).strip("_.-") for part in parts)[:200]
+    return "-".join(re.sub(r"[^A-Za-z0-9._=-]+", "_", part).strip("_.-")[:MOST_NAME] for part in parts)
 
 
 # ---- files
@@ -62,20 +66,45 @@ def folder_name(report: Report) -> str:
 
 def write(report: Report, reports: Path, plots: Callable[[Report, Path], Iterable[str]]) -> Path:
     """Write a report's folder and the index of all. `plots` draws into the folder and names what it drew."""
-    folder = reports / folder_name(report)
+    folder = _free(reports / folder_name(report), report)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         render(folder, plots)
-        (reports / INDEX).write_text(index(reports), encoding="utf-8")
+        write_index(reports)
     except OSError as error:
         raise BackboneError(f"--out {folder}: cannot be written: {error.strerror}") from None
     return folder
 
 
+def _free(folder: Path, report: Report) -> Path:
+    """A folder that is not there, or has what the same command made before."""
+    number, found = 1, folder
+    while (found / JSON).exists():
+        try:
+            if read(found)["command"] == report["command"]:
+                return found
+        except UsageError:
+            pass  # what cannot be read is not ours to replace
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
+
+
+def write_index(reports: Path) -> None:
+    """Write the index, unless there is a README of somebody else's."""
+    path = reports / INDEX
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+        log.warning("%s is not ours: no index is written there", shown(path))
+        return
+    path.write_text(index(reports), encoding="utf-8")
+
+
 def render(folder: Path, plots: Callable[[Report, Path], Iterable[str]]) -> None:
     """Make the plots and the Markdown of a report's JSON."""
     report = read(folder)
+    for name in PLOTS:
+        (folder / f"{name}.svg").unlink(missing_ok=True)  # of another run
     plots(report, folder)
     drawn = [name for name in PLOTS if (folder / f"{name}.svg").is_file()]
     (folder / MARKDOWN).write_text(markdown(report, drawn), encoding="utf-8")
@@ -93,18 +122,26 @@ def read(path: Path) -> Report:
         raise UsageError(f"{file}: larger than {MOST_BYTES >> 20} MiB; this is no report")
     try:
         report = json.loads(data)
-        is_ours = report["format"] == FORMAT and set(report["levels"]) == set("123456")
-    except (ValueError, KeyError, TypeError, RecursionError):
+        is_ours = report["format"] == FORMAT and set(report["levels"]) == set("123456") and _has_numbers(report)
+        markdown(report)  # whatever is shown of it later can be shown
+        folder_name(report)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         is_ours = False
     if not is_ours:
         raise UsageError(f"{file}: is no report of format {FORMAT}; name a folder that 'backbone tolerance run' wrote")
     return dict(report)
 
 
+def _has_numbers(report: Report) -> bool:
+    """Whether all that levels are judged by are numbers."""
+    values = [(level["found"] or {}).get("values", {}) for level in report["levels"].values()]
+    return all(value is None or isinstance(value, (int, float)) for each in values for value in each.values())
+
+
 def index(reports: Path) -> str:
     """The README of a folder of reports: a line for each."""
     lines = [
-        "# Tolerance reports",
+        TITLE,
         "",
         "Each folder has `report.json`, and `report.md` with plots, which are made of it alone. Made by "
         "`backbone tolerance run`; the exact command is in each report. `NOTES.md`, where there is one, explains.",
@@ -113,7 +150,11 @@ def index(reports: Path) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for folder in sorted(path.parent for path in reports.glob(f"*/{JSON}")):
-        report = read(folder)
+        try:
+            report = read(folder)
+        except UsageError as error:
+            log.warning("%s; the index goes on without it", error)
+            continue
         states = [_short(report["levels"][str(level)]) for level in range(1, 7)]
         kl, top = _value(report, 3, "mean_kl"), _value(report, 4, "top1_agreement")
         cells = [
@@ -143,7 +184,12 @@ def _short(level: Mapping[str, Any]) -> str:
 
 
 def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return _plain(str(text)).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Without what would move a terminal's cursor or begin a line."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _number(value: Any) -> str:
@@ -183,7 +229,7 @@ def markdown(report: Report, drawn: Sequence[str] = ()) -> str:
     verdict = "pass" if report["pass"] else "fail"
     text, levels = report["text"], report["levels"]
     lines = [
-        f"# {report['model']['name']}: {report['a']['asked']} vs {report['b']['asked']}: {verdict}",
+        _plain(f"# {report['model']['name']}: {report['a']['asked']} vs {report['b']['asked']}: {verdict}"),
         "",
         f"{report['date']}, {report['seconds']:.0f} s. `{report['command']}`",
         "",
@@ -201,7 +247,7 @@ def markdown(report: Report, drawn: Sequence[str] = ()) -> str:
             ),
         ),
         f"Text {text['name']} (sha256 {text['sha256'][:12]}), {text['positions']:,} positions in {text['windows']} "
-        f"windows. Levels 2, 3, 4 and 6 run B with A's routing. Policy: {report['policy']['source']}.",
+        f"windows. {_routing(report)} Policy: {report['policy']['source']}.",
         "",
         *_table(
             ("", "A", "B"),
@@ -235,6 +281,13 @@ def markdown(report: Report, drawn: Sequence[str] = ()) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _routing(report: Report) -> str:
+    """Whose routing B had."""
+    if report["b"].get("routing") == "its own" or report["a"]["kind"] in ("kld", "server"):
+        return "Each side has its own routing."
+    return "Levels 2, 3, 4 and 6 run B with A's routing, where there is any."
 
 
 def _operations(found: Mapping[str, Any]) -> list[str]:
@@ -305,11 +358,12 @@ def _logits(found: Mapping[str, Any]) -> list[str]:
 
 def _decisions(found: Mapping[str, Any]) -> list[str]:
     routing = found["routing"]
-    lines = [
-        f"Top-1: {found['flips_in_all']} of {found['positions']:,} positions flip. Routing: B's own router, behind A's "
-        f"routing, would have decided {routing['differing']} of {routing['decisions']:,} times otherwise.",
-        "",
-    ]
+    behind = (
+        f" Routing: B's own router, behind A's routing, would have decided {routing['differing']} of "
+        f"{routing['decisions']:,} times otherwise."
+    )
+    flips = f"Top-1: {found['flips_in_all']} of {found['positions']:,} positions flip."
+    lines = [flips + (behind if routing["decisions"] else ""), ""]
     if found["flips"]:
         rows = [
             (f["window"], f["position"], f["a"], f["b"], _number(f["margin_a"]), _number(f["margin_b"]))

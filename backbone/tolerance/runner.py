@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import BackboneError
 from . import measures, operations, partials
 from .measures import Floats
 from .passage import Passage
-from .sides import GivesPartials, Piece, Side, refuse_unlike
+from .sides import GivesPartials, MayChange, Piece, Side, refuse_unlike
 
 CHUNK = 64  #: rows of a window that are run at once
 LEVELS = (1, 2, 3, 4, 5, 6)
@@ -52,20 +53,29 @@ class Journal:
                 for line in lines[:-1]:
                     entry = json.loads(line)
                     self.done[entry["unit"]] = entry["found"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
         entries = [json.dumps({"unit": unit, "found": found}) for unit, found in self.done.items()]
-        part.write_text("\n".join([json.dumps({"key": key}), *entries, ""]), encoding="utf-8")
-        part.replace(path)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text("\n".join([json.dumps({"key": key}), *entries, ""]), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise self._unwritable(path, error) from None
+
+    def _unwritable(self, path: Path, error: OSError) -> BackboneError:
+        return BackboneError(f"{path}: what is done of a run cannot be kept there: {error.strerror}")
 
     def add(self, unit: str, found: Found) -> None:
         """A unit is done."""
         self.done[unit] = found
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"unit": unit, "found": found}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"unit": unit, "found": found}) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise self._unwritable(self._path, error) from None
 
     def remove(self) -> None:
         """The run has ended."""
@@ -80,7 +90,11 @@ def run(a: Side, b: Side, work: Work, journal: Journal, progress: Progress) -> d
     for number, (unit, do) in enumerate(units):
         progress(unit, number, len(units))
         if unit not in journal.done:
-            journal.add(unit, do())
+            found = do()
+            for side in (a, b):
+                if isinstance(side, MayChange):
+                    side.refuse_changed()  # before it is written down: what was found is of something else
+            journal.add(unit, found)
     return {unit: journal.done[unit] for unit, _ in units}
 
 
@@ -148,7 +162,7 @@ class _Window:
         for layer in a.residuals.keys() & b.residuals.keys():
             mine, theirs = a.residuals[layer][skip:], b.residuals[layer][skip:]
             self._drift.setdefault(layer, []).append(measures.relative_l2(mine, theirs))
-            self._drifted += int(not (mine.dtype == theirs.dtype and np.array_equal(mine, theirs)))
+            self._drifted += int(not measures.same_bits(mine, theirs).all())
         for layer in a.ids.keys() & b.scores.keys():
             self._routing(at + skip, layer, a, b, skip)
 

@@ -241,6 +241,7 @@ class SavedSide:
             "precision": run.precision,
             "routing": "its own",
             "weights": run.weights,
+            "file_sha256": archive.sha256,
             "workers": [],
         }
         self._windows = tuple(self._window(i) for i in range(len(run.lengths)))

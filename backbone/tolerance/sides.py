@@ -16,6 +16,7 @@ from kernels.interface import F32, I32, DenseBackend
 from kernels.state import Taps
 
 from ..engine import Engine
+from ..errors import BackboneError
 from ..experts import ExpertSource
 from ..session import Session
 from .measures import F64, Floats
@@ -112,6 +113,14 @@ class OfOneModel(Protocol):
         """UsageError where the other side's model is not the one."""
 
 
+@runtime_checkable
+class MayChange(Protocol):
+    """A side that others compute, who may be lost in the middle."""
+
+    def refuse_changed(self) -> None:
+        """BackboneError when what computes is not what it was at the beginning."""
+
+
 def refuse_unlike(a: Side, b: Side) -> None:
     """UsageError where two sides are not of one model, as far as that can be known."""
     for one, other in ((a, b), (b, a)):
@@ -133,11 +142,21 @@ class ModelSide:
         holds: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         self.session: Session | None = session
+        self._session = session
         self.holds = holds
         self.told, self.numeric_class, self.precision = told, numeric_class, precision
         self.passage: Passage | None = None
         self._experts, self._model = experts, session.model
         self._engine = Engine(session.model, experts, context=session.engine.context)
+        self._class_map = session.class_map().digest
+
+    def refuse_changed(self) -> None:
+        """Of a placement whose class of workers was lost nothing more is found."""
+        now, swarm = self._session.class_map().digest, self._session.swarm
+        if now != self._class_map and swarm is not None:
+            lost = [f"{worker.name}: {worker.failures[-1]}" for worker in swarm.report() if worker.state == "lost"]
+            why = "; ".join(lost) or "experts went over to another class"
+            raise BackboneError(f"{self.told['asked']}: is not any more what was to be measured: {why}")
 
     @property
     def backend(self) -> DenseBackend | None:

@@ -15,6 +15,7 @@ from kernels.registry import BACKENDS, refuse_unknown
 
 from ..errors import UsageError
 from ..knobs import BY_NAME
+from ..local_workers import parse_workers
 from ..session import Session, open_session
 from ..settings import Setting, Settings
 from .kld import open_kld
@@ -25,6 +26,7 @@ from .sides import HalfWire, ModelSide, Side
 
 FLOAT64 = "float64"
 FORM = "BACKEND[/KEY=VALUE...]"
+MOST_SPEC = 300
 #: Keys that are settings, too.
 SETTINGS = ("activations", "accumulation", "kv_cache", "threads", "workers", "worker_memory")
 WORDS = "worker:NAME, saved:FILE, kld:FILE and server:URL"
@@ -54,16 +56,21 @@ class BackendSpec:
 
 def parse_backend(text: str, flag: str) -> BackendSpec:
     """UsageError says what cannot be read."""
+    if len(text) > MOST_SPEC or not text.isprintable():
+        raise UsageError(f"{flag} {text[:80]!r}: is no {FORM} of at most {MOST_SPEC} characters")
     backend, *pairs = text.split("/")
     try:
         if backend != FLOAT64:
             refuse_unknown(backend)
     except BackendUnavailable as error:
         raise UsageError(f"{flag} {text[:80]}: {error}; an oracle is {FLOAT64!r}; others are {WORDS}") from None
-    found, settings = {"wire": "f32", "lanes": "native"}, dict[str, Any]()
+    found, settings, seen = {"wire": "f32", "lanes": "native"}, dict[str, Any](), set[str]()
     for pair in pairs:
         key, equals, value = pair.partition("=")
         name, place = key.replace("-", "_"), f"{flag} {text[:80]}: {key[:40]}"
+        if pair in seen or (name in seen and equals):
+            raise UsageError(f"{place}: is given twice")
+        seen |= {name, pair}
         if not equals or name not in (*SETTINGS, *found):
             raise UsageError(f"{flag} {text[:80]}: {pair[:40]!r} is no KEY=VALUE of {', '.join((*SETTINGS, *found))}")
         if name in SETTINGS:
@@ -73,6 +80,8 @@ def parse_backend(text: str, flag: str) -> BackendSpec:
         if value not in choices:
             raise UsageError(f"{place}: {value[:40]!r} is not one of {', '.join(choices)}")
         found[name] = value
+    if "workers" in settings and not parse_workers(settings["workers"] or "0", backend):
+        raise UsageError(f"{flag} {text[:80]}: workers: names none; leave it out to compute in one process")
     if backend == FLOAT64 and pairs:
         raise UsageError(f"{flag} {text[:80]}: {FLOAT64} has nothing to choose")
     if found["lanes"] != "native" and (backend != "native" or "workers" in settings):
@@ -102,6 +111,10 @@ def open_backend_side(spec: BackendSpec, settings: Settings, *, context: int) ->
     values["context"] = context
     mine = settings.but({name: Setting(value, "side") for name, value in values.items()})
     with open_session(mine, backend=_own_backend(spec, mine)) as session:
+        if "workers" in spec.settings and session.swarm is None:
+            raise UsageError(f"{spec.text}: a dense model has nothing for workers to do")
+        if idle := [worker.name for worker in session.workers() if not worker.experts]:
+            raise UsageError(f"{spec.text}: {', '.join(idle)} would hold no expert; give fewer workers, or more memory")
         experts = session.engine.experts
         yield ModelSide(
             session,
@@ -130,6 +143,11 @@ def _told(spec: BackendSpec, session: Session) -> dict[str, Any]:
 Opener = Callable[[str, str, Settings, int], Any]
 #: Sides that are no backends, by the word before the colon; each opens `--a` or `--b` (flag, rest, settings, context).
 OTHERS: Mapping[str, Opener] = {"worker": open_live, "saved": open_saved, "kld": open_kld, "server": open_server}
+
+
+def dictates(text: str) -> bool:
+    """Whether a side has figures of certain tokens alone, so that it has to be opened first."""
+    return text.partition(":")[0] in ("saved", "kld")
 
 
 @contextmanager

@@ -251,7 +251,11 @@ def test_a_prompt_that_begins_like_an_earlier_one_runs_only_the_rest(session: Se
 def test_when_its_thread_fails_nobody_waits_forever(
     session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    real = Schedule.next_step
+
     def broken(self: Any) -> Any:
+        if self.is_idle:  # the thread may look before the job is handed in
+            return real(self)
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(Schedule, "next_step", broken)

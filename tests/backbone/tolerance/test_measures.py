@@ -32,6 +32,13 @@ def test_equal_values_of_other_dtypes_are_not_the_same_bits() -> None:
     assert not measures.distances(a, a.astype(np.float64)).same_bits.any()
 
 
+def test_zero_and_minus_zero_are_not_the_same_bits() -> None:
+    a, b = np.array([[0.0, 1.0]], np.float32), np.array([[-0.0, 1.0]], np.float32)
+    assert not measures.same_bits(a, b).any()
+    assert measures.same_bits(a, a.copy()).all()
+    assert not measures.distances(a, b).same_bits.any()
+
+
 def test_relative_l2_by_hand() -> None:
     a, b = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32), np.array([[3.0, 4.5], [0.0, 2.0]], np.float32)
     assert measures.relative_l2(a, b) == pytest.approx([0.1, 2.0])  # a row of zeros counts by what is beside it

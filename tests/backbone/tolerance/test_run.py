@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,7 +166,7 @@ def test_what_was_stopped_goes_on(
     args = ("--a", "numpy", "--b", "native", "--levels", "3")
     assert main(["tolerance", "run", "--policy", str(policy), *SHORT, *args]) == 1
     assert capsys.readouterr().err == "backbone: stopped; the same command goes on from here\n"
-    assert not Path("tolerance_reports").exists()
+    assert not list(Path("tolerance_reports").iterdir())
     seen.append(-1)
     _, found = tolerance(*args)
     assert seen == [0, 1, -1, 2]  # the first two are not run again
@@ -194,6 +197,141 @@ def test_a_window_follows_as_routing_and_counts_from_first(tolerance: Run) -> No
         assert 0 <= flip["gap"] < 0.01
 
 
+# ---- what a placement really computed
+
+
+def test_a_mixed_placement_is_measured_by_class_and_worker(tolerance: Run) -> None:
+    code, found = tolerance(
+        "--a", "native", "--b", "native/workers=native:1,numpy:1/worker_memory=5M", "--levels", "1,3"
+    )
+    cases = [case for case in found["levels"]["1"]["found"]["cases"] if case["is_expert"]]
+    assert {case["identical"] for case in cases} == {True, False}
+    assert [found["levels"][number]["identical"] for number in "13"] == [False, False]
+    assert (code, states(found)) == (0, "p-p---")
+    workers = [(w["backend"], w["calls"] > 0, w["state"]) for w in found["b"]["workers"]]
+    assert workers == [("native", True, "serving"), ("numpy", True, "serving")]
+
+
+def test_a_placement_that_is_lost_in_the_middle_is_no_figure(
+    policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = runner.window
+
+    def kills(a: Any, b: Any, passage: Any, number: int) -> Any:
+        if number == 1:
+            os.kill(b.session.swarm.pids()[0], signal.SIGKILL)
+        return real(a, b, passage, number)
+
+    monkeypatch.setattr(runner, "window", kills)
+    args = ("--a", "native", "--b", "native/workers=numpy:1", "--levels", "3", "--json")
+    assert main(["tolerance", "run", "--policy", str(policy), *SHORT, *args]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is not any more what was to be measured: local-1: " in err
+    monkeypatch.setattr(runner, "window", real)
+    assert main(["tolerance", "run", "--policy", str(policy), *SHORT, *args]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["levels"]["3"]["identical"] is False  # nothing of what the backbone computed was kept
+
+
+# ---- folders of reports
+
+
+def test_somebody_elses_readme_is_left_alone(tolerance: Run, caplog: pytest.LogCaptureFixture) -> None:
+    Path("README.md").write_text("MY PROJECT")
+    tolerance("--levels", "6", "--out", ".")
+    assert Path("README.md").read_text() == "MY PROJECT"
+    assert main(["tolerance", "render", "."]) == 0
+    assert Path("README.md").read_text() == "MY PROJECT"
+    assert "README.md is not ours" in caplog.text
+
+
+def test_another_run_of_the_same_sides_has_a_folder_of_its_own(tolerance: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for levels in ("6", "3,6", "6"):
+        monkeypatch.setattr(sys, "argv", ["backbone", "tolerance", "run", "--levels", levels])
+        tolerance("--levels", levels)
+    first, second = sorted(Path("tolerance_reports").glob("*/"), key=lambda path: len(path.name))
+    assert second.name == f"{first.name}-2"
+    assert json.loads((first / "report.json").read_text())["levels"]["3"]["state"] == "not asked for"
+    assert json.loads((second / "report.json").read_text())["levels"]["3"]["state"] == "pass"
+
+
+def test_plots_of_another_run_are_not_shown(tolerance: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tolerance("--levels", "1,2,3")
+    (folder,) = Path("tolerance_reports").glob("*/")
+    assert list(folder.glob("*.svg"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["tolerance", "render"]) == 0
+    assert not list(folder.glob("*.svg"))
+    assert "## Plots" not in (folder / "report.md").read_text()
+
+
+def test_a_damaged_neighbour_stops_nothing(tolerance: Run, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path("tolerance_reports") / "x"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text('{"format":1,"levels":{"1":0,"2":0,"3":0,"4":0,"5":0,"6":0}}')
+    code, found = tolerance("--levels", "6")
+    assert (code, found["pass"]) == (0, True)
+    assert "is no report of format 1" in caplog.text
+    assert "float64" in Path("tolerance_reports/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "path", ["levels", "levels 3", "levels 3 found kl", "levels 3 found values", "a", "model name"]
+)
+@pytest.mark.parametrize("value", [None, 0, [], "x", {}, {"mean_kl": "x"}], ids=str)
+def test_a_report_with_anything_in_it_ends_in_one_line(
+    path: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert COMMITTED
+    whole = json.loads(COMMITTED[0].read_text())
+    *above, last = path.split()
+    at = whole
+    for key in above:
+        at = at[key]
+    at[last] = value
+    Path("r.json").write_text(json.dumps(whole))
+    assert main(["tolerance", "compare", "r.json", "r.json"]) in (0, 2)
+    assert capsys.readouterr().err.count("\n") <= 1
+
+
+def test_a_report_moves_no_cursor(tolerance: Run) -> None:
+    _, found = tolerance("--levels", "6")
+    found["model"]["name"] = "a\x1b[2Jb\nc"
+    assert "\x1b" not in report.markdown(found)
+    assert "# a [2Jb c: " in report.markdown(found)
+
+
+# ---- what is kept of a run
+
+
+def test_a_saved_run_that_was_replaced_is_not_gone_on_with(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = list[int](), runner.window
+
+    def counts(a: Any, b: Any, passage: Any, number: int) -> Any:
+        seen.append(number)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(a, b, passage, number)
+
+    sides = ["--a", "saved:s", "--b", "native"]
+    run = ["tolerance", "run", "--policy", str(policy), "--levels", "3", "--no-report", *sides]
+    assert main(["tolerance", "save", "--a", "native", "--out", "s", *SHORT]) == 0
+    monkeypatch.setattr(runner, "window", counts)
+    assert main(run) == 1
+    assert main(["tolerance", "save", "--a", "float64", "--out", "s", *SHORT]) == 0
+    assert main(run) == 0
+    assert seen == [0, 1, 2, 0, 1, 2]
+
+
+def test_windows_of_a_saved_run_fit_whatever_the_default_is(tolerance: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["tolerance", "save", "--a", "native", "--out", "s", *SHORT]) == 0
+    monkeypatch.setattr("backbone.commands.tolerance.WINDOW", 8)
+    monkeypatch.setattr("backbone.commands.tolerance.PROMPT_TOKENS", 4)
+    code, found = tolerance("--a", "saved:s", "--b", "native", "--levels", "3", "--window", "0")
+    assert (code, found["levels"]["3"]["identical"]) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -212,6 +350,12 @@ def test_a_window_follows_as_routing_and_counts_from_first(tolerance: Run) -> No
         (["--window", "100000"], "--window 100000: from 2 to the model's context of 512"),
         (["--text", "nowhere.txt"], "--text nowhere.txt: cannot be read"),
         (["--seed", "-1"], "--seed -1: a whole number"),
+        (["--tokens", "9999999"], "--tokens 9999999: at most 496 fit the model's context of 512"),
+        (["--b", "native/workers=0"], "workers: names none"),
+        (["--b", "native/wire=f16/wire=f32"], "wire: is given twice"),
+        (["--b", "native/workers=numpy:1/worker_memory=1K"], "local-1 would hold no expert"),
+        (["--b", "native\x1b[2J"], "is no BACKEND[/KEY=VALUE...]"),
+        (["--b", "native/threads=" + "1" * 300], "is no BACKEND[/KEY=VALUE...]"),
     ],
 )
 def test_what_is_wrong_is_one_line(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

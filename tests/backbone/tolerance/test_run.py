@@ -319,7 +319,7 @@ def test_a_saved_run_that_was_replaced_is_not_gone_on_with(policy: Path, monkeyp
     assert main(["tolerance", "save", "--a", "native", "--out", "s", *SHORT]) == 0
     monkeypatch.setattr(runner, "window", counts)
     assert main(run) == 1
-    assert main(["tolerance", "save", "--a", "float64", "--out", "s", *SHORT]) == 0
+    assert main(["tolerance", "save", "--a", "native", "--out", "s", *SHORT, "--prompts", "1"]) == 0
     assert main(run) == 0
     assert seen == [0, 1, 2, 0, 1, 2]
 

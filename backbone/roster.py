@@ -35,7 +35,7 @@ class WorkerReport:
     audits: int = 0  #: answers of it that were computed again
     audits_failed: int = 0  #: of which it had some wrong
     in_doubt: int = 0  #: calls up to when it was found out, since the last that was found right
-    experts: int = 0
+    experts: int = 0  #: that it holds for us now
     calls: int = 0
     rows: int = 0
     seconds: float = 0.0  #: computing
@@ -80,6 +80,7 @@ class Peer:
     assigned: dict[int, Assigned] = field(default_factory=dict)  #: by layer
     cannot: dict[int, str] = field(default_factory=dict)  #: layers that it refused to load in this session, and why
     is_told: bool = False  #: that there are such
+    is_announced: bool = False  #: that it serves, in this session
     is_barred: bool = False  #: it sent garbage and may not come back
     declared: str = ""  #: the numeric class that it says it is of
     promise: Rank = Rank.F32  #: what that class promises
@@ -141,7 +142,7 @@ class Peer:
 
     def fail(self, reason: str, *, is_trusted: bool) -> None:
         """The worker is lost."""
-        self.report.state = "lost"
+        self.report.state, self.report.experts = "lost", 0
         self.note(reason, is_trusted=is_trusted)
 
     def note(self, reason: str, *, is_trusted: bool) -> None:

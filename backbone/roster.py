@@ -12,6 +12,7 @@ from .local_workers import LocalWorker
 from .oracle import Kind
 from .ranks import Rank
 from .tally import Tally
+from .vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class WorkerReport:
     error: float = 0.0  #: relative L2 distance from float64 of the worst row that was measured
     audits: int = 0  #: answers of it that were computed again
     audits_failed: int = 0  #: of which it had some wrong
-    in_doubt: int = 0  #: calls up to when it was found out, since the last that was found right
+    in_doubt: int = 0  #: calls up to when it was found out, but those that were audited whole and right
     experts: int = 0  #: that it holds for us now
     calls: int = 0
     rows: int = 0
@@ -90,7 +91,7 @@ class Peer:
     rank: Rank | None = None  #: by all of this; None before
     is_caught: bool = False  #: an audit found rows of it wrong: it is not believed again
     caught_worst: float = 0.0  #: how far off those were
-    sure_calls: int = 0  #: its call that an audit last found right
+    vouched: Vouched = field(default_factory=Vouched)  #: its calls that audits found right
     greetings_left: float = MOST_GREETINGS
     greeted_s: float = 0.0  #: when it said hello last
 

@@ -38,6 +38,10 @@ class Batch:
         wanted = frozenset(experts)
         return np.array([place for place, expert in enumerate(self._listed) if expert in wanted], np.intp)
 
+    def inputs_at(self, places: Places) -> int:
+        """From how many distinct rows the rows of some places are computed."""
+        return len(np.unique(places // self._slots))
+
     def experts_at(self, places: Places) -> list[int]:
         """The expert of each place."""
         return [self._listed[place] for place in places]

@@ -155,10 +155,16 @@ class Joining:
                     self._assign(peer, peer.wanted)
         for peer in self._roster:
             if peer.is_here:
-                if peer.report.state != "serving" and not (peer.is_loading or peer.name in waiting or peer.is_local):
-                    news.info("worker %s serves: %s, %s", peer.name, peer.report.backend, peer.report.device)
                 peer.report.state = "loading" if peer.is_loading or peer.name in waiting else "serving"
                 peer.report.experts = sum(len(assigned.experts) for assigned in peer.assigned.values())
+                self._announce(peer)
+
+    def _announce(self, peer: Peer) -> None:
+        """Tell once of whoever came in and serves: each plan may have it load more, or begin with nothing for it."""
+        report = peer.report
+        if report.state == "serving" and report.experts and not (peer.is_announced or peer.is_local):
+            peer.is_announced = True
+            news.info("worker %s serves: %s, %s", peer.name, report.backend, report.device)
 
     def speed(self, peer: Peer) -> float | None:
         """Bytes of experts that a worker reads in a second, by its own word; None while that says little."""
@@ -321,7 +327,8 @@ class Joining:
         actions = self.lose(peer, "its connection broke and came back") if is_back else []
         report = peer.report
         peer.calls_route, peer.memory_bytes, report.state = route, hello.memory_bytes, "joined"
-        peer.wanted, peer.assigned, peer.cannot, peer.is_told = {}, {}, {}, False
+        peer.wanted, peer.assigned, peer.cannot, peer.is_told, peer.is_announced = {}, {}, {}, False, False
+        report.experts = 0
         peer.session += 1
         peer.promise = promised(hello.numeric_class.activations, hello.numeric_class.accumulation)
         peer.measured, peer.worst, peer.is_same_bits = set(), 0.0, None

@@ -101,6 +101,12 @@ def same_bits(a: F32, b: F32) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+def differing(a: F32, b: F32) -> NDArray[np.intp]:
+    """Which of the rows [n, D] of two arrays have other bits."""
+    words = [np.ascontiguousarray(each).view(np.uint32) for each in (a, b)]
+    return np.nonzero((words[0] != words[1]).any(axis=1))[0]
+
+
 def distance(rows: F32, others: NDArray[np.floating]) -> float:
     """The largest relative L2 distance of rows [n, D] from others [n, D]; infinite where one is not finite.
 

@@ -12,6 +12,7 @@ from .local_workers import LocalWorker
 from .oracle import Kind
 from .ranks import Rank
 from .tally import Tally
+from .vouched import Vouched
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ class WorkerReport:
     error: float = 0.0  #: relative L2 distance from float64 of the worst row that was measured
     audits: int = 0  #: answers of it that were computed again
     audits_failed: int = 0  #: of which it had some wrong
-    in_doubt: int = 0  #: calls up to when it was found out, since the last that was found right
-    experts: int = 0
+    in_doubt: int = 0  #: calls up to when it was found out, but those that were audited whole and right
+    experts: int = 0  #: that it holds for us now
     calls: int = 0
     rows: int = 0
     seconds: float = 0.0  #: computing
@@ -80,6 +81,7 @@ class Peer:
     assigned: dict[int, Assigned] = field(default_factory=dict)  #: by layer
     cannot: dict[int, str] = field(default_factory=dict)  #: layers that it refused to load in this session, and why
     is_told: bool = False  #: that there are such
+    is_announced: bool = False  #: that it serves, in this session
     is_barred: bool = False  #: it sent garbage and may not come back
     declared: str = ""  #: the numeric class that it says it is of
     promise: Rank = Rank.F32  #: what that class promises
@@ -89,7 +91,7 @@ class Peer:
     rank: Rank | None = None  #: by all of this; None before
     is_caught: bool = False  #: an audit found rows of it wrong: it is not believed again
     caught_worst: float = 0.0  #: how far off those were
-    sure_calls: int = 0  #: its call that an audit last found right
+    vouched: Vouched = field(default_factory=Vouched)  #: its calls that audits found right
     greetings_left: float = MOST_GREETINGS
     greeted_s: float = 0.0  #: when it said hello last
 
@@ -141,7 +143,7 @@ class Peer:
 
     def fail(self, reason: str, *, is_trusted: bool) -> None:
         """The worker is lost."""
-        self.report.state = "lost"
+        self.report.state, self.report.experts = "lost", 0
         self.note(reason, is_trusted=is_trusted)
 
     def note(self, reason: str, *, is_trusted: bool) -> None:

@@ -54,6 +54,8 @@ class Trust:
         act: Callable[[Sequence[Action]], None],
     ) -> None:
         self._dispatcher, self._joining, self._act, self._model = dispatcher, joining, act, model
+        self._roster = roster
+        self._liars = set[str]()  #: whom audits found wrong: what they vouched for is in doubt
         self.demotions = self.caught = 0  #: of anybody; and of those whose rows had been used
         self._todo = deque[Callable[[], None]]()
         self._apart = Apart(dispatcher, act)
@@ -133,18 +135,26 @@ class Trust:
             if is_near:
                 told += f" and not the bits of {peer.declared}, which it says that they are"
             else:
-                told += f"; {peer.declared} promises {peer.promise.bar:.0e}"
+                told += f"; {peer.declared} promises {peer.promise.tolerance:.0e}"
             self._demote(peer, rank, told)
         if not peer.is_unfit:
             self._act(self._joining.proven(peer, kind))
 
-    def _on_guilty(self, peer: Peer, finding: Finding) -> None:
-        """Rows of a worker are wrong that were used, or that were to be the measure of another's."""
+    def _on_guilty(self, guilty: Sequence[tuple[Peer, Finding]]) -> None:
+        """Rows of workers are wrong that were used, or that were to be the measure of another's."""
+        liars = self._liars | {peer.name for peer, _ in guilty}
+        for peer in self._roster:
+            if peer.is_caught:  # whoever vouched for some of its calls may be found out only now
+                peer.report.in_doubt += peer.vouched.sure(self._liars) - peer.vouched.sure(liars)
+        self._liars = liars
+        for peer, finding in guilty:
+            self._accuse(peer, finding)
+
+    def _accuse(self, peer: Peer, finding: Finding) -> None:
         peer.is_caught = True
         self.caught += 1
         peer.caught_worst = max(peer.caught_worst, finding.error)
-        doubt = peer.report.calls - peer.sure_calls
-        peer.report.in_doubt = doubt
+        peer.report.in_doubt = peer.report.calls - peer.vouched.sure(self._liars)
         told = (
             f"audit: its rows of layer {finding.layer}, expert {finding.expert} are off by {finding.error:.2g} "
             f"(relative L2)"
@@ -153,9 +163,18 @@ class Trust:
             told += f" and not the bits of {peer.declared}"
         if not finding.call:
             told += ", in a call that checked another worker"
-        if doubt:
-            told += f"; its last {doubt} calls are in doubt, all since an audit that found nothing wrong"
+        if peer.report.calls:
+            told += self._doubt(peer)
         self._demote(peer, self._rank(peer), told)
+
+    def _doubt(self, peer: Peer) -> str:
+        """What a worker's calls are worth that was found out. One right answer says nothing of those before it."""
+        sure, last = peer.vouched.sure(self._liars), peer.vouched.last(self._liars)
+        told = f"; all {peer.report.calls} calls that it has done are in doubt"
+        if sure:
+            told += f" but {sure} that were audited whole and right"
+        ago = f"the last right audit was {peer.report.calls - last} calls ago" if last else "no audit of it was right"
+        return f"{told}; {ago}"
 
     def _rank(self, peer: Peer) -> Rank:
         """By all that was found of a worker. One that keeps its class's word is no worse than its class."""

@@ -40,6 +40,7 @@ def test_every_place_gets_its_own_experts_row(case: tuple[list[list[int]], list[
         assert pairs.dtype == np.int32
         assert rows.flags.c_contiguous
         assert len(rows) == len(np.unique(pairs[:, 0])) == len(np.unique(rows, axis=0))
+        assert batch.inputs_at(batch.places(experts)) == len(rows)
         batch.fill(experts, rows[pairs[:, 0]] * (pairs[:, 1:] + 1))
     assert np.array_equal(batch.out, x[:, None, :] * (ids[:, :, None] + 1))
 

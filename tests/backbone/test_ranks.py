@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from swarm_kit import TinyExperts, some_rows
 
-from backbone.oracle import Oracle, class_text, distance, expert_of, kind_of, same_bits
+from backbone.oracle import Oracle, class_text, differing, distance, expert_of, kind_of, same_bits
 from backbone.probing import MOST_EXPERTS, ROWS, probe_pairs, probe_rows
 from backbone.ranks import Rank, promised, rank_of
 from kernels import exact
@@ -39,6 +39,7 @@ def test_what_a_class_promises() -> None:
     assert Rank.EXACT.keeps(Rank.F32)
     assert Rank.I16.keeps(Rank.I16)
     assert not Rank.F16.keeps(Rank.I16)
+    assert [rank.tolerance for rank in (Rank.F32, Rank.I16, Rank.F16)] == [1e-5, 2e-3, 2e-3]
     assert [rank.is_f32 for rank in Rank] == [True, True, False, False, False]
 
 
@@ -94,6 +95,9 @@ def test_bits_and_distances() -> None:
     assert same_bits(rows, rows.copy())
     assert not same_bits(rows, -rows)
     assert not same_bits(np.zeros(1, np.float32), -np.zeros(1, np.float32))
+    assert differing(rows, rows.copy()).tolist() == []
+    assert differing(rows, np.array([[3, 4], [-0.0, 1]], np.float32)).tolist() == [1]
+    assert differing(rows * np.float32(np.nan), rows * np.float32(np.nan)).tolist() == []  # the same bits
     assert distance(rows * np.float32(1.5), rows) == pytest.approx(0.5)
     assert distance(rows * np.float32(np.nan), rows) == math.inf
     assert distance(rows, np.full_like(rows, np.inf)) == math.inf

@@ -24,6 +24,7 @@ corrupt:N       the first N whole slices arrive with a byte changed
 version         greets with another protocol version
 class           declares another numeric class
 all-class       the same, of every process, also of those that have no other faults because of `first`
+i16             no lie: declares a class of 16-bit activations that nobody else has, and computes so
 device:KIND:N   an OpenCL device that fails: of KIND launch, gone, nan and memory, see faulty_device.py
 dtype           sends rows in a dtype that nobody takes
 reconnect       breaks its connection and makes it again after the first answer
@@ -31,6 +32,9 @@ flip:L.E        one bit is flipped in the stored weights of expert E of layer L
 swap:L.A.B      experts A and B of layer L are swapped
 f16             rows computed with every weight and the input rounded to F16, and passed off as what is declared
 stale           a layer's rows come from the weights that were assigned before it: of another epoch
+negate          every row has the other sign: two that do this agree
+spoil           the last of more than 16 rows has the other sign
+exchange        of more than 16 rows of one expert the first two are exchanged
 other           each answer has the rows of the request before it
 """
 
@@ -109,6 +113,14 @@ def in_f16(expert: ExpertWeights) -> ExpertWeights:
     return replace(expert, gate=rounded(expert.gate), up=rounded(expert.up), down=rounded(expert.down))
 
 
+def in_i16(x: F32) -> F32:
+    """Rows with each block of 32 values rounded to 16-bit multiples of one step."""
+    blocks = x.reshape(-1, 32)
+    step = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), np.float32(1e-30)) / np.float32(32767)
+    rounded: F32 = (np.rint(blocks / step) * step).reshape(x.shape)
+    return rounded
+
+
 class FaultyBackend:
     """A backend with something wrong."""
 
@@ -119,6 +131,8 @@ class FaultyBackend:
         self.numeric_class = self._inner.numeric_class
         if "class" in faults or "all-class" in faults:
             self.numeric_class = NumericClass(name="another")
+        if "i16" in faults:
+            self.numeric_class = NumericClass(name="another", activations="i16")
 
     def load(self, experts: Mapping[int, ExpertWeights]) -> FaultyBank:
         """Experts that answer late or wrong."""
@@ -135,6 +149,8 @@ class FaultyBank:
 
     def rows(self, x: F32, pairs: I32) -> F32:
         """Rows, late or wrong."""
+        if "i16" in self._faults:
+            x = in_i16(x)
         if not has_begun(self._faults):
             _rows_before[:] = [self._inner.rows(x, pairs)]
             return _rows_before[0]
@@ -152,6 +168,13 @@ class FaultyBank:
             given = np.resize(_rows_before[0], rows.shape) if _rows_before else rows
             _rows_before[:] = [rows]
             return given
+        if "negate" in self._faults:
+            rows = -rows
+        if "spoil" in self._faults and len(rows) > 16:
+            rows[-1] = -rows[-1]
+        if "exchange" in self._faults and len(rows) > 16:
+            first = np.nonzero(pairs[:, 1] == pairs[0, 1])[0][:2]
+            rows[first] = rows[first[::-1]]
         return rows * float("nan") if "nan" in self._faults else rows
 
 

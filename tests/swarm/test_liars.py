@@ -11,11 +11,15 @@ import pytest
 from swarm_kit import PARTS, NoLocal, TinyExperts, ask, faulty, some_rows, swarm_of
 
 from archdefs import load_library
-from backbone import results
+from backbone import auditor, results
+from backbone.apart import Apart, Question
+from backbone.audit import Sampler
+from backbone.auditor import Finding
 from backbone.discovery import DEMO
 from backbone.engine import Engine
 from backbone.local_workers import WorkerSpec
 from backbone.model import load_model
+from backbone.oracle import Oracle
 from backbone.ranks import Rank
 from backbone.roster import Peer
 from backbone.swarm import Swarm
@@ -88,7 +92,7 @@ def test_a_liar_beside_an_honest_worker(model: TinyExperts, tmp_path: Path, lie:
         if lie.startswith(("flip", "swap")):
             assert f"expert {EXPERT} " in report.failures[-1] or lie.startswith("swap")
         assert report.error > 1e-5
-        assert 0 <= report.in_doubt <= report.calls
+        assert report.calls - report.audits + report.audits_failed <= report.in_doubt <= report.calls
         # What is answered after that is right, by the honest one alone.
         calls = report.calls
         look(swarm)
@@ -148,6 +152,137 @@ def test_a_liar_of_a_class_that_the_backbone_cannot_compute_in(
         assert liar.report.calls == calls
         assert [r.failures for r in swarm.report() if r is not liar.report] == [[]] * (workers - 1)
         assert len(swarm.class_changes) == (workers == 1)
+
+
+@pytest.mark.parametrize("has_class", [True, False])
+def test_two_that_lie_alike(model: TinyExperts, has_class: bool) -> None:
+    """Each says of the other that it is right; by bits or by what the class promises the backbone sees both."""
+    command = faulty("negate", *(() if has_class else ("all-class",)))
+    with swarm_of(model, 2, share_path=True, command=command, checks=Checks(every=2)) as swarm:
+        liars = list(swarm._roster)
+        for seed in range(1, MOST_CALLS):
+            if all(liar.is_off for liar in liars):
+                break
+            assert [report.failures for report in swarm.report()] == [[], []]  # both are found at once
+            is_right(swarm, model, seed)
+        assert sum(report.calls for report in swarm.report()) <= MOST_CALLS
+        assert swarm.doubts == 2
+        for report in swarm.report():
+            assert report.state == "unfit"
+            assert report.in_doubt == report.calls > 0  # that the other found some right says nothing
+            assert report.failures[-1].endswith(
+                f"; all {report.calls} calls that it has done are in doubt; no audit of it was right"
+            )
+        look(swarm)
+        assert all(is_right(swarm, model, 1000 + seed, seed % model.layers) for seed in range(9))
+
+
+@pytest.mark.parametrize("lie", ["spoil", "exchange"])
+def test_who_spoils_a_few_rows_of_large_answers_is_found_by_another(
+    model: TinyExperts, tmp_path: Path, lie: str
+) -> None:
+    """The first audit of it finds that: every row is computed again."""
+    mark = tmp_path / "liar"
+    command = faulty(lie, f"first:{mark}")
+    with swarm_of(model, 2, share_path=True, local=NoLocal(), command=command, checks=Checks(every=4)) as swarm:
+        liar = liar_of(swarm, mark)
+        x, ids = some_rows(model, rows=300, chosen=4)
+        while not liar.is_off and liar.report.calls <= MOST_CALLS:
+            ask(swarm, LAYER, x, ids)
+            look(swarm)
+        assert liar.is_off
+        assert (liar.report.audits, liar.report.audits_failed) in ((1, 1), (0, 0))  # 0: it checked the other one
+        assert ask(swarm, LAYER, x, ids).tobytes() == expected(model, LAYER, x, ids)
+        assert [r.failures for r in swarm.report() if r is not liar.report] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("workers", "again", "judged"),
+    [(2, 80, False), (2, 80, True), (2, 20, False), (2, 20, True), (2, 0, False), (1, 16, False)],
+)
+def test_how_much_of_a_large_answer_is_computed_again(
+    model: TinyExperts, monkeypatch: pytest.MonkeyPatch, workers: int, again: int, judged: bool
+) -> None:
+    """All of it by another, or as much as fits; 16 rows by the backbone: alone, or to see whether the two agree rightly.
+
+    0: the other cannot be asked after all.
+    """
+    if again == 20:
+        monkeypatch.setattr(auditor, "room", lambda *_: 20)
+    asked, own = list[int](), list[int]()
+    plain_ask, plain_rows = Apart.ask, Oracle.rows
+
+    def ask_apart(self: Apart, worker: str, layer: int, width: int, question: Question) -> bool:
+        if not again:
+            return False
+        asked.append(len(question.pairs))
+        return plain_ask(self, worker, layer, width, question)
+
+    def rows_of(self: Oracle, kind: str, layer: int, expert: int, x: Any) -> Any:
+        own.append(len(x))
+        return plain_rows(self, kind, layer, expert, x)
+
+    with swarm_of(model, workers, share_path=True, checks=Checks(every=1)) as swarm:
+        monkeypatch.setattr(Apart, "ask", ask_apart)
+        monkeypatch.setattr(Oracle, "rows", rows_of)
+        monkeypatch.setattr(Sampler, "is_judged", lambda _: judged)
+        x, ids = some_rows(model, rows=80 * workers, chosen=1)
+        ids[:] = np.arange(len(ids))[:, None] % model.experts
+        ask(swarm, LAYER, x, ids)
+        while any(r.calls != r.audits for r in swarm.report()):
+            swarm._pump(100)
+        assert asked == ([again] * 2 if workers == 2 and again else [])
+        assert sum(own) == (16 * workers if judged or not asked else 0)
+        for peer in swarm._roster:
+            assert (peer.report.calls, peer.report.rows, peer.vouched.last(set())) == (1, 80, 1)
+            assert peer.vouched.sure(set()) == (again == 80)
+
+
+def test_one_right_answer_says_nothing_of_those_before_it(model: TinyExperts) -> None:
+    """In doubt is all that a liar has done, but for the very calls that were found right."""
+    command = faulty(f"swap:{LAYER}.{EXPERT}.0", "after:60")
+    # Of one seed, so that there are some of either kind before the first lie.
+    with swarm_of(model, 1, share_path=True, command=command, checks=Checks(every=4, seed=1)) as swarm:
+        (liar,) = swarm._roster
+        last = right = 0
+        for seed in range(1, 60 + MOST_CALLS):
+            audits = liar.report.audits
+            x, ids = some_rows(model, rows=4 + seed % 2, chosen=4, seed=seed)  # 16 rows or 20
+            ask(swarm, LAYER, x, ids)
+            look(swarm)
+            if liar.is_off:
+                break
+            if liar.report.audits > audits:
+                last, right = liar.report.calls, right + (ids.size == 16)
+        report = liar.report
+        assert report.audits_failed == 1
+        assert 0 < right < report.audits - 1
+        assert report.in_doubt == report.calls - right
+        assert report.failures[-1].endswith(
+            f"; all {report.calls} calls that it has done are in doubt but {right} that were audited whole and right; "
+            f"the last right audit was {report.calls - last} calls ago"
+        )
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_what_a_liar_found_right_is_in_doubt_as_soon_as_it_is_caught(
+    model: TinyExperts, monkeypatch: pytest.MonkeyPatch, judged: bool
+) -> None:
+    """But not where the backbone has looked as well."""
+    monkeypatch.setattr(Sampler, "is_judged", lambda _: judged)
+    with swarm_of(model, 2, share_path=True, local=NoLocal(), checks=Checks(every=1)) as swarm:
+        first, second = swarm._roster
+        for seed in range(4):
+            x, ids = some_rows(model, rows=8, chosen=2, seed=seed)
+            ask(swarm, LAYER, x, ids)
+            while any(report.calls != report.audits for report in swarm.report()):
+                swarm._pump(100)
+        assert first.vouched.sure(set()) == first.report.calls > 0
+        swarm._trust._on_guilty([(first, Finding(LAYER, EXPERT, 1e-4, 1))])
+        assert first.report.in_doubt == 0  # all was audited whole
+        swarm._trust._on_guilty([(second, Finding(LAYER, EXPERT, 1e-4, 1))])
+        for report in swarm.report():
+            assert report.in_doubt == (0 if judged else report.calls)
 
 
 def test_by_default_and_with_the_draws_of_one_seed(model: TinyExperts) -> None:
@@ -248,6 +383,27 @@ def test_honest_workers_of_two_classes_are_never_accused(backend: str, own: str)
         last = max(model.expert_tensors)
         assert set(swarm.class_map.experts[last]) == {plain.numeric_class}  # the others come after it there
         assert {each.numeric_class for each in quick} <= set(swarm.class_map.experts[0])
+
+
+def test_an_honest_i16_worker_is_not_accused_for_a_large_column(tmp_path: Path) -> None:
+    """The backbone cannot compute in its class, and the others of a block of 32 have few bits beside a large one."""
+    model = TinyExperts(tmp_path / "tiny.gguf")
+    for layer in range(model.layers):
+        for part in ("gate", "up"):  # the large column counts for little, as in models that have one
+            model.data[model.expert_tensors[layer][part]][:, :, 5] /= 64
+    checks = Checks(every=1)
+    with swarm_of(model, 1, local=NoLocal(), command=faulty("i16"), checks=checks) as swarm:  # of these weights
+        (report,) = swarm.report()
+        most = 0.0
+        for seed in range(20):
+            x, ids = some_rows(model, rows=4, chosen=4, seed=seed)
+            x[:, 5] = 20
+            rows = ask(swarm, LAYER, x, ids)
+            look(swarm)
+            given = (rows[ids == expert] for expert in range(model.experts))
+            most = max(most, *(Oracle(model).error(LAYER, e, x, mine) for e, mine in enumerate(given)))
+        assert 4e-4 < most < 2e-3
+        assert (report.calls, report.audits, report.audits_failed, report.failures) == (20, 20, 0, [])
 
 
 def test_what_was_found_of_workers_is_told(model: TinyExperts) -> None:

@@ -146,9 +146,11 @@ def test_one_that_leaves_says_so_and_comes_back_as_itself(
     with swarm_of(model, book) as swarm:
         first = start(tmp_path / "w", invite(book, swarm), "--name", "phone")
         until(swarm, serving(swarm, 1))
+        held = swarm.report()[0].experts
         assert first.stop() == (0, first.told().splitlines()[-1])
         until(swarm, lambda: swarm.report()[0].state == "lost")
         assert swarm.report()[0].failures[-1] == "it left: stopped"
+        assert swarm.report()[0].experts == 0 < held  # it holds nothing for us now
         assert logits(model, swarm) == alone(model)
         start(tmp_path / "w")
         until(swarm, serving(swarm, 1))
@@ -314,3 +316,28 @@ def test_an_invite_made_a_moment_ago_is_known_at_once(
         other = InviteBook({"XDG_STATE_HOME": str(tmp_path / "backbone")})  # as another process has it
         start(tmp_path / "w", invite(other, swarm))
         until(swarm, serving(swarm, 1))
+
+
+def test_that_a_worker_serves_is_told_once_a_join(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is planned for: others come, and some of what it holds is known to be asked for more."""
+    caplog.set_level("INFO", "expertswarm.workers")
+
+    def told() -> list[str]:
+        return [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "expertswarm.workers"]
+
+    with swarm_of(model, book) as swarm:
+        text = invite(book, swarm, uses=2)
+        first = start(tmp_path / "a", text, "--name", "a")
+        until(swarm, serving(swarm, 1))
+        assert told() == ["worker a serves"]
+        start(tmp_path / "b", text, "--name", "b")
+        until(swarm, serving(swarm, 2))
+        until(swarm, lambda: logits(model, swarm) == alone(model))
+        assert told() == ["worker a serves", "worker b serves"]
+        first.stop()
+        until(swarm, lambda: swarm.report()[0].state == "lost")
+        start(tmp_path / "a")
+        until(swarm, serving(swarm, 2))
+        assert told() == ["worker a serves", "worker b serves", "worker a serves"]

@@ -352,6 +352,7 @@ class Swarm:
                 heard = self._hear()
         if not events:
             self._look_for_dead()
+        if not events or self._trust.is_behind:
             self._trust.work()
         due_s = self._dispatcher.next_deadline()
         if due_s is not None and (now := time.monotonic()) >= due_s:

@@ -31,6 +31,8 @@ from .roster import Peer, Roster
 
 log = logging.getLogger(__name__)
 
+MOST_WAITING = 16  #: experts whose rows wait to be looked at; audits that wait for them keep others from being begun
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
@@ -111,6 +113,11 @@ class Trust:
     def has_work(self) -> bool:
         """Whether the backbone has something to look at."""
         return bool(self._todo)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits that it is not put off any more until nothing else happens."""
+        return len(self._todo) > MOST_WAITING
 
     def work(self) -> None:
         """Look at one expert's rows, if there are any to be looked at."""

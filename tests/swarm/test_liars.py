@@ -23,7 +23,7 @@ from backbone.oracle import Oracle
 from backbone.ranks import Rank
 from backbone.roster import Peer
 from backbone.swarm import Swarm
-from backbone.trust import Checks
+from backbone.trust import MOST_WAITING, Checks
 from kernels.interface import Options
 from kernels.registry import make_backend
 from protocol import PROTOCOL_VERSION
@@ -370,7 +370,7 @@ def test_honest_workers_of_two_classes_are_never_accused(backend: str, own: str)
         engine.extend(sequence, [(7 * i) % 500 for i in range(30)])
         for token in range(100):
             engine.extend(sequence, [token])
-        look(swarm)
+            look(swarm)  # else audits wait for a moment without messages, of which a busy machine has few
         plain, *quick = swarm.report()
         for report in swarm.report():
             assert report.failures == []
@@ -422,3 +422,17 @@ def test_what_was_found_of_workers_is_told(model: TinyExperts) -> None:
         head, line = (row.split() for row in table.splitlines())
         assert line[head.index("rank")] == "unfit"
         assert reason.startswith("local-1: audit: its rows of layer 1, expert ")
+
+
+def test_what_waits_for_a_quiet_moment_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, done = TinyExperts(tmp_path / "tiny.gguf"), list[int]()
+    with swarm_of(model, 1) as swarm:
+        monkeypatch.setattr(swarm._poller, "poll", lambda timeout: [(swarm._gate.socket, 1)])  # never a quiet one
+        swarm._trust._todo.extend([lambda: done.append(1)] * (MOST_WAITING + 5))
+        for _ in range(20):
+            swarm._pump(0)
+        assert len(done) == 5
+        monkeypatch.undo()
+        while swarm._pump(0) or swarm._trust.has_work:
+            pass
+        assert len(done) == MOST_WAITING + 5

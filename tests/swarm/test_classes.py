@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from goldens import Elsewhere, relative_l2
 from shared_data import GOLDEN
+from swarm_kit import NEVER_S
 
 from archdefs import load_library
 from backbone.discovery import DEMO
@@ -85,7 +86,7 @@ def test_any_number_of_threads(asked: tuple[str, str], expected: bytes, threads:
 def test_two_workers_of_the_same_class(model: Model, expected: bytes) -> None:
     ours = model.backend.numeric_class
     specs = [WorkerSpec(backend="native", threads=1 + i, activations=ours.activations) for i in range(2)]
-    with Swarm(model, specs, local=model.local_experts, share_path=False) as workers:
+    with Swarm(model, specs, local=model.local_experts, share_path=False, hedge_s=NEVER_S) as workers:
         assert {kind for kinds in workers.class_map.experts.values() for kind in kinds} == {str(ours)}
         for chunk in (1, 7, 64):
             assert logits(model, workers, chunk).tobytes() == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from swarm_kit import PARTS, NoLocal, TinyExperts, ask, faulty, some_rows, swarm_of
+from swarm_kit import NEVER_S, PARTS, NoLocal, TinyExperts, ask, faulty, some_rows, swarm_of
 
 from archdefs import load_library
 from backbone import auditor, results
@@ -364,7 +364,7 @@ def test_honest_workers_of_two_classes_are_never_accused(backend: str, own: str)
     """Both are held to bits where the backbone's C code computes in either class; to what they promise beside numpy."""
     model = load_model(DEMO, load_library(), make_backend(backend, Options(threads=1, activations=own)))
     specs = [WorkerSpec(backend="native", threads=1, activations=a) for a in ("f32", "i16", "i16")]
-    with Swarm(model, specs, local=model.local_experts, checks=Checks(every=2)) as swarm:
+    with Swarm(model, specs, local=model.local_experts, checks=Checks(every=2), hedge_s=NEVER_S) as swarm:
         engine = Engine(model, swarm, context=160)
         sequence = engine.new_sequence()
         engine.extend(sequence, [(7 * i) % 500 for i in range(30)])

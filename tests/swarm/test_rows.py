@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from swarm_kit import NoLocal, TinyExperts, ask, by_index, faulty, some_rows, swarm_of
+from swarm_kit import NEVER_S, NoLocal, TinyExperts, ask, by_index, faulty, some_rows, swarm_of
 
 from backbone.swarm import Swarm, WorkerSpec
 
@@ -52,7 +52,7 @@ def test_of_two_that_hold_an_expert_each_gets_half_of_a_token(model: TinyExperts
     """Where the file is mapped copies are given out at once, else where memory is granted for them."""
     room = 0 if share_path else 1 << 20
     specs = [WorkerSpec(backend="numpy", memory_bytes=room)] * 2
-    with Swarm(model, specs, local=NoLocal(), share_path=share_path) as swarm:
+    with Swarm(model, specs, local=NoLocal(), share_path=share_path, hedge_s=NEVER_S) as swarm:
         x, ids = some_rows(model, 1, chosen=4)
         assert ask(swarm, 1, x, ids).tobytes() == expected(model, 1, x, ids)
         assert swarm.busiest_ns == round(max(r.seconds for r in swarm.report()) * 1e9)
@@ -132,7 +132,7 @@ def test_a_budget_is_kept_and_the_rest_told(model: TinyExperts, caplog: pytest.L
     specs = [WorkerSpec(backend="numpy", memory_bytes=4 * one)]
     with (
         caplog.at_level(logging.WARNING),
-        Swarm(model, specs, local=model.local(), share_path=False) as swarm,
+        Swarm(model, specs, local=model.local(), share_path=False, hedge_s=NEVER_S) as swarm,
     ):
         x, ids = some_rows(model, chosen=4)
         assert ask(swarm, 0, x, ids).tobytes() == expected(model, 0, x, ids)

@@ -49,6 +49,7 @@ from .calls import (
 from .choice import choose_among, holders_of
 from .class_map import ClassMap
 from .lateness import HEDGE_S, due
+from .pace import Pace
 from .tally import Tally
 
 SHUNNED_S = 64.0  #: a straggler is chosen last for 1 s, 2 s, 4 s ... and at most so long
@@ -298,6 +299,8 @@ class Dispatcher:
         )
         for flight in [self._calls[seq] for member, _ in members for seq in sorted(member.in_flight)]:
             actions += self._handed_over(flight, now_s, cause)
+        for member, _ in members:
+            member.pace = Pace()  # nobody is compared with the dead; whoever comes back is measured anew
         for ticket, asked in [(n, asked) for n, asked in self._open.items() if asked.suspicions or asked.checked]:
             asked.suspicions = [s for s in asked.suspicions if s.member.standing is not Standing.LOST]
             actions += self._settled(ticket, now_s)

@@ -16,7 +16,7 @@ from .vouched import Vouched
 
 log = logging.getLogger(__name__)
 
-MOST_FAILURES = 32  #: that are kept of a worker
+MOST_FAILURES = 8  #: that are kept of a worker
 MOST_GREETINGS = 32  #: at once, of a worker; each costs a plan
 GREETINGS_PER_S = 0.5  #: in the long run
 

@@ -186,12 +186,17 @@ def _rotated(x: F32, rows: Rows, heads: int, table: RopeTable, first: slice, sec
     return out.reshape(x.shape)
 
 
+def turning(constants: Mapping[str, Any]) -> tuple[NDArray[np.float64], float]:
+    """How far each pair turns by a position, in radians, and what cos and sin are multiplied by."""
+    names = ("dimensions", "base", "factor", "scaling", "original_context", "beta_fast", "beta_slow", "freqs")
+    turns = frequencies(**{name: constants[name] for name in names if name in constants})
+    sized = {name: constants[name] for name in ("factor", "scaling", "log_multiplier", "attn_factor")}
+    return turns, magnitude(**sized)
+
+
 def _rope_constants(constants: dict[str, Any]) -> dict[str, Any]:
     """The table in place of the numbers that make it."""
-    turning = ("dimensions", "base", "factor", "scaling", "original_context", "beta_fast", "beta_slow", "freqs")
-    turns = frequencies(**{name: constants[name] for name in turning if name in constants})
-    sized = {name: constants[name] for name in ("factor", "scaling", "log_multiplier", "attn_factor")}
-    return {"heads": constants["heads"], "table": RopeTable(turns, magnitude(**sized))}
+    return {"heads": constants["heads"], "table": RopeTable(*turning(constants))}
 
 
 def softmax(x: F32) -> F32:

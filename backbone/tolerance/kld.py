@@ -30,7 +30,7 @@ from ..settings import Settings
 from ..tokenizer import load_tokenizer
 from .measures import F64
 from .passage import Passage
-from .sides import Given, Piece, Side
+from .sides import Given, Piece, Side, told_of_outside
 
 MAGIC = b"_logits_"
 HEAD = struct.Struct("<8s3i")
@@ -109,18 +109,7 @@ class KldSide:
     def __init__(self, file: KldFile, place: str, name: str, start: Sequence[int]) -> None:
         self._file, self._place = file, place
         self.numeric_class, self.precision = "", "outside"
-        self.told: Mapping[str, Any] = {
-            "asked": place.partition(" ")[2],
-            "kind": "kld",
-            "backend": "llama.cpp",
-            "class": "",
-            "class_map": "",
-            "device": "",
-            "precision": self.precision,
-            "routing": "its own",
-            "file_sha256": file.sha256,
-            "workers": [],
-        }
+        self.told: Mapping[str, Any] = told_of_outside(place, "kld", "llama.cpp") | {"file_sha256": file.sha256}
         # The last token of a chunk has no row: it is what the row before it predicts.
         windows = [(*(start[:1] or row[:1]), *row[1:-1]) for row in file.tokens.tolist()]
         after = tuple(file.tokens[:, -1].tolist())

@@ -21,7 +21,7 @@ from ..settings import Settings
 from .loopback import Loopback, one_line
 from .partials import ranked
 from .passage import Passage
-from .sides import Partial, Side
+from .sides import Partial, Side, told_of_outside
 
 FORM = "http://127.0.0.1:PORT[/every=N][/top=N][/timeout=SECONDS]"
 TOP, LEAST_TOP, MOST_TOP = 64, 2, 1 << 18  #: tokens of a position
@@ -59,21 +59,12 @@ class ServerSide:
         self._context = _whole(settings.get("n_ctx") if isinstance(settings, dict) else None, MOST_CONTEXT)
         self._vocabulary = self._asked_vocabulary()
         self.numeric_class, self.precision = "", "outside"
-        self.told: Mapping[str, Any] = {
-            "asked": place.partition(" ")[2],
-            "kind": "server",
-            "backend": "llama-server",
-            "class": "",
-            "class_map": "",
-            "device": "",
-            "precision": self.precision,
-            "routing": "its own",
+        self.told: Mapping[str, Any] = told_of_outside(place, "server", "llama-server") | {
             "model": _said(props.get("model_path")),
             "build": _said(props.get("build_info")),
             "vocabulary": self._vocabulary,
             "every": every,
             "top": top,
-            "workers": [],
         }
         self.passage: Passage | None = None
         self.backend: DenseBackend | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -259,6 +259,3 @@ def generation(a: Side, b: Side, prompt: Sequence[int], count: int) -> Found:
 def unit_kind(unit: str) -> str:
     """operation, merging, window or generation."""
     return unit.split(" ", 1)[0]
-
-
-Findings = Mapping[str, Found]

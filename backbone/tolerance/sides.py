@@ -93,6 +93,13 @@ class Side(Protocol):
         """So many greedy tokens after a prompt, fewer at an end token; None where they cannot be had."""
 
 
+def told_of_outside(place: str, kind: str, backend: str) -> dict[str, Any]:
+    """What a report says of a side that is not ours. `place`: the flag and what was asked for."""
+    nothing = dict.fromkeys(("class", "class_map", "device"), "")
+    asked = place.partition(" ")[2]
+    return {"asked": asked, "kind": kind, "backend": backend, "precision": "outside", "routing": "its own", **nothing}
+
+
 @runtime_checkable
 class GivesPartials(Protocol):
     """A side without logits of all tokens. Its `begin` gives None."""

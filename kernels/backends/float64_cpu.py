@@ -17,7 +17,6 @@ from ..exact import F64
 from ..interface import F32, I32, ExpertWeights, NumericClass, Operation, one_shape
 from ..interpreter import Functions, Interpreter
 from ..matrix import Matrix
-from ..rope import frequencies, magnitude
 from ..state import KeyValues, Rows
 from .cpu import cpu_model
 
@@ -61,10 +60,8 @@ def _rope(x: F64, *, rows: Rows, heads: int, turns: F64, size: float, neighbours
 
 
 def _turning(constants: dict[str, Any], *, neighbours: bool) -> dict[str, Any]:
-    turning = ("dimensions", "base", "factor", "scaling", "original_context", "beta_fast", "beta_slow", "freqs")
-    turns = frequencies(**{name: constants[name] for name in turning if name in constants})
-    sized = {name: constants[name] for name in ("factor", "scaling", "log_multiplier", "attn_factor")}
-    return {"heads": constants["heads"], "turns": turns, "size": magnitude(**sized), "neighbours": neighbours}
+    turns, size = reference.turning(constants)
+    return {"heads": constants["heads"], "turns": turns, "size": size, "neighbours": neighbours}
 
 
 def _attention(

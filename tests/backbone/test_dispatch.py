@@ -641,6 +641,16 @@ def test_who_was_slow_at_first_is_asked_again_once_others_have_worked_for_long()
     assert shares[-1] == {"a": 2, "b": 2}
 
 
+def test_nobody_is_compared_with_one_that_was_lost() -> None:
+    holds = {0: (0, 1, 2, 3)}
+    dispatcher = serving(("a", OURS, holds), ("b", OURS, holds), ("c", OURS, holds))
+    for name, row_s in (("a", 0.001), ("b", 0.008), ("c", 0.012)):  # b and c are about as fast, both far behind a
+        dispatcher._members[name].pace.s_per_row = row_s
+    dispatcher.lost("a", "it died", 1.0)
+    calls = sent(issue(dispatcher, dict.fromkeys(range(4), 3), 1, 1.0))
+    assert {c.worker: c.pairs for c in calls} == {"b": 6, "c": 6}
+
+
 def test_workers_that_are_about_as_fast_share_evenly_whatever_their_wires() -> None:
     holds = {0: (0, 1, 2, 3)}
     dispatcher = serving(("a", OURS, holds), ("b", OURS, holds))

@@ -131,8 +131,7 @@ class Dispatcher:
 
     def kept(self, worker: str, layer: int, experts: Collection[int]) -> None:
         """Of what a worker holds of a layer it is asked for no more than these."""
-        held = self.held(worker, layer)
-        if held is not None:
+        if (held := self.held(worker, layer)) is not None:
             mine = held.experts & frozenset(experts)
             self.loaded(worker, layer, held.epoch, mine, is_proven=held.is_proven)
 
@@ -144,6 +143,11 @@ class Dispatcher:
         if member is None or member.standing is Standing.LOST:
             return []
         return self._lose([(member, reason)], now_s, cause, is_trusted=is_trusted)
+
+    def forget(self, worker: str) -> None:
+        """A worker that is lost, and of which no call is open, is not to be known any more."""
+        self._members.pop(worker, None)
+        self._tallies.pop(worker, None)
 
     def garbage(self, worker: str, reason: str, now_s: float) -> list[Action]:
         """A worker sent what it must not: it is trusted no more."""
@@ -299,8 +303,8 @@ class Dispatcher:
         )
         for flight in [self._calls[seq] for member, _ in members for seq in sorted(member.in_flight)]:
             actions += self._handed_over(flight, now_s, cause)
-        for member, _ in members:
-            member.pace = Pace()  # nobody is compared with the dead; whoever comes back is measured anew
+        for member, _ in members:  # nobody is compared with the dead; whoever comes back loads and is measured anew
+            member.pace, member.holds = Pace(), {}
         for ticket, asked in [(n, asked) for n, asked in self._open.items() if asked.suspicions or asked.checked]:
             asked.suspicions = [s for s in asked.suspicions if s.member.standing is not Standing.LOST]
             actions += self._settled(ticket, now_s)

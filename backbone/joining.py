@@ -35,7 +35,7 @@ from .gate import Gate, Sent
 from .oracle import Kind, kind_of
 from .placement import Candidate, Plan, class_of_experts
 from .ranks import Rank, promised, rank_of
-from .roster import Assigned, Peer, Roster, WorkerReport
+from .roster import Assigned, LiveWorker, Peer, Roster, WorkerReport
 from .weights import SliceServer, expert_bytes
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,20 @@ class Joining:
         """Whether every worker that is here has loaded what it was assigned."""
         return not any(peer.is_loading for peer in self._roster)
 
+    def live(self) -> list[LiveWorker]:
+        """Those that serve, with what they hold and how fast they are found to be."""
+        return [
+            LiveWorker(
+                name=peer.name,
+                backend=peer.report.backend,
+                is_local=peer.is_local,
+                bytes_per_s=self.speed(peer),
+                holds={layer: each.experts for layer, each in peer.assigned.items() if each.is_loaded},
+            )
+            for peer in self._roster
+            if peer.is_here
+        ]
+
     # ---- what the backbone does
 
     def plan(self, place: Place, usage: Mapping[tuple[int, int], int], *, is_free: bool) -> None:
@@ -107,6 +121,9 @@ class Joining:
 
         `usage`: rows that each (layer, expert) has been asked for so far.
         """
+        if is_free:
+            for peer in self._roster.long_lost():
+                self.forget(peer)
         peers = [peer for peer in self._roster if peer.is_here]
         # A copy costs nothing where the file is mapped; one that is sent has to be asked for, by a bound that has room.
         candidates = [
@@ -415,6 +432,11 @@ class Joining:
             peer.report.state, peer.report.experts = "unfit", 0
             self._advance()  # nobody waits for it any more
 
+    def forget(self, peer: Peer) -> None:
+        """Keep a worker that is lost in mind no more."""
+        self._roster.forget(peer)
+        self._dispatcher.forget(peer.name)
+
     def gone(self, peer: Peer) -> None:
         """The dispatcher has given a worker up."""
         self._slices.forget(peer.name)
@@ -426,6 +448,6 @@ class Joining:
         actions = self._dispatcher.lost(peer.name, reason, time.monotonic(), is_trusted=is_trusted)
         self.changes += bool(actions) or not peer.is_lost
         if not actions and not peer.is_lost:
-            peer.fail(reason, is_trusted=is_trusted)
+            peer.fail(reason, time.monotonic(), is_trusted=is_trusted)
             log.warning("worker %s is lost: %s", peer.name, reason)
         return actions

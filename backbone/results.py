@@ -94,14 +94,15 @@ def workers_as_json(session: Session) -> list[Result]:
 
 def failures_as_json(session: Session) -> Result | None:
     """Which workers failed so far, and what that cost; None when nothing happened."""
-    return _failures(session, workers_as_json(session), Before())
+    earlier = session.swarm.earlier.tally if session.swarm is not None else Tally()
+    return _failures(session, [*workers_as_json(session), _cost_as_json(earlier)], Before())
 
 
 def _failures(session: Session, workers: Sequence[Result], before: Before) -> Result | None:
     causes = session.swarm.local_causes() if session.swarm is not None else {}
     locally = {cause: count - before.local_causes.get(cause, 0) for cause, count in causes.items()}
     found: Result = {
-        "workers": [w["name"] for w in workers if w["failures"]],
+        "workers": [w["name"] for w in workers if w.get("failures")],
         **{name: sum(w[name] for w in workers) for name in ("retried", "hedged_won", "hedged_lost")},
         "waited_seconds": round(sum(w["waited_seconds"] for w in workers), 6),
         # What no worker holds may just not fit.
@@ -111,7 +112,6 @@ def _failures(session: Session, workers: Sequence[Result], before: Before) -> Re
 
 
 def _worker(w: WorkerReport, before: Before) -> Result:
-    tally, was = w.tally, before.tallies.get(w.name, Tally())
     failed = w.failed - before.failures.get(w.name, 0)
     audits, audits_failed = before.audits.get(w.name, (0, 0))
     return {
@@ -129,7 +129,14 @@ def _worker(w: WorkerReport, before: Before) -> Result:
         "audits": w.audits - audits,
         "audits_failed": w.audits_failed - audits_failed,
         "calls_in_doubt": w.in_doubt,
+        "failed": failed,
         "failures": w.failures[-failed:] if failed else [],
+        **_cost_as_json(w.tally, before.tallies.get(w.name, Tally())),
+    }
+
+
+def _cost_as_json(tally: Tally, was: Tally = Tally()) -> Result:  # noqa: B008 - only read
+    return {
         "retried": tally.retried - was.retried,
         "hedged_won": tally.hedged_won - was.hedged_won,
         "hedged_lost": tally.hedged_lost - was.hedged_lost,
@@ -169,7 +176,11 @@ def worker_lines(workers: Sequence[Result], locally: int | None, failures: Resul
     for w in workers:
         counts = (str(w[name]) for name in ("experts", "calls", "rows"))
         rows.append((w["name"], w["backend"], w["rank"] or "", *counts, f"{w['seconds']:.3f}", w["state"]))
-    lines = [table(rows), *(f"{w['name']}: {reason}" for w in workers for reason in w["failures"])]
+    lines = [table(rows)]
+    for w in workers:
+        if unsaid := w["failed"] - len(w["failures"]):
+            lines.append(f"{w['name']}: failed {unsaid} times before that")
+        lines += [f"{w['name']}: {reason}" for reason in w["failures"]]
     if locally:
         lines.append(f"{locally} expert calls were computed by the backbone")
     if failures is not None and (told := _cost(failures)):

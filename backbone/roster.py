@@ -17,6 +17,7 @@ from .vouched import Vouched
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 8  #: that are kept of a worker
+MOST_LOST = 16  #: workers that are kept in mind when they are lost, the last ones
 MOST_GREETINGS = 32  #: at once, of a worker; each costs a plan
 GREETINGS_PER_S = 0.5  #: in the long run
 
@@ -83,6 +84,7 @@ class Peer:
     is_told: bool = False  #: that there are such
     is_announced: bool = False  #: that it serves, in this session
     is_barred: bool = False  #: it sent garbage and may not come back
+    lost_s: float = 0.0  #: when it was lost last
     declared: str = ""  #: the numeric class that it says it is of
     promise: Rank = Rank.F32  #: what that class promises
     measured: set[Kind] = field(default_factory=set)  #: kinds of experts, in this session
@@ -141,9 +143,10 @@ class Peer:
         self.greetings_left, self.greeted_s = min(self.greetings_left + earned, MOST_GREETINGS) - 1, now_s
         return self.greetings_left >= 0
 
-    def fail(self, reason: str, *, is_trusted: bool) -> None:
-        """The worker is lost."""
-        self.report.state, self.report.experts = "lost", 0
+    def fail(self, reason: str, now_s: float, *, is_trusted: bool) -> None:
+        """The worker is lost. What it was asked to hold it will be asked anew, should it come back."""
+        self.report.state, self.report.experts, self.lost_s = "lost", 0, now_s
+        self.wanted, self.assigned, self.cannot, self.measured = {}, {}, {}, set()
         self.note(reason, is_trusted=is_trusted)
 
     def note(self, reason: str, *, is_trusted: bool) -> None:
@@ -154,17 +157,27 @@ class Peer:
         self.is_barred = self.is_barred or not is_trusted
 
 
+@dataclass(slots=True)
+class Earlier:
+    """Workers that were lost long ago, together."""
+
+    workers: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+
 class Roster:
     """Peers by key and by name."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, Peer] = {}
         self._by_name: dict[str, Peer] = {}
+        self._barred = set[bytes]()  #: of those that are forgotten
+        self.earlier = Earlier()  #: those that are forgotten
         self.dropped = 0  #: messages and answers that were not used
         self._repeats = Repeats()
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(tuple(self._by_key.values()))
+        return iter(list(self._by_key.values()))  # whoever iterates may add and forget
 
     def drop(self, who: str, what: str, reason: str, now_s: float) -> None:
         """A message is not used: it is counted, and told of once in a while. `what` is ours, not the peer's."""
@@ -182,12 +195,22 @@ class Roster:
 
     def add(self, peer: Peer) -> None:
         """A worker was started, or came in, under a name that is nobody's."""
+        peer.is_barred = peer.is_barred or peer.key in self._barred
         self._by_key[peer.key] = peer
         self._by_name[peer.name] = peer
 
-    def remove(self, peer: Peer) -> None:
-        """A worker is not to be known any more."""
+    def long_lost(self) -> list[Peer]:
+        """Those that need not be kept in mind. Whoever gave wrong rows always is: so is that it did."""
+        lost = [p for p in self if p.is_lost and not p.is_local and not p.is_caught]
+        return sorted(lost, key=lambda peer: peer.lost_s)[: max(0, len(lost) - MOST_LOST)]
+
+    def forget(self, peer: Peer) -> None:
+        """A lost worker counts among the earlier ones from now on; under its key it may come back, unless barred."""
         del self._by_key[peer.key], self._by_name[peer.name]
+        if peer.is_barred:
+            self._barred.add(peer.key)
+        self.earlier.workers += 1
+        self.earlier.tally.add(peer.report.tally)
 
     def of_key(self, key: bytes) -> Peer | None:
         """Whose key this is."""

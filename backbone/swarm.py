@@ -53,7 +53,7 @@ from .local_workers import LocalWorker, WorkerSpec, start_worker
 from .oracle import Judged, class_text
 from .placement import place
 from .provenance import cache_folder
-from .roster import LiveWorker, Peer, Roster, WorkerReport
+from .roster import Earlier, LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
 from .trust import Checks, Trust
 from .weights import SliceServer
@@ -223,8 +223,13 @@ class Swarm:
     # ---- what became of it
 
     def report(self) -> list[WorkerReport]:
-        """One entry for each worker, in the order of their start."""
+        """One entry for each worker, in the order of their start; see `earlier` for those lost long ago."""
         return [peer.report for peer in self._roster]
+
+    @property
+    def earlier(self) -> Earlier:
+        """Workers that were lost long ago, of which no entry is kept."""
+        return self._roster.earlier
 
     @property
     def local_calls(self) -> int:
@@ -238,17 +243,7 @@ class Swarm:
 
     def live(self) -> list[LiveWorker]:
         """Those that serve, with what they hold and how fast they are found to be."""
-        return [
-            LiveWorker(
-                name=peer.name,
-                backend=peer.report.backend,
-                is_local=peer.is_local,
-                bytes_per_s=self._joining.speed(peer),
-                holds={layer: each.experts for layer, each in peer.assigned.items() if each.is_loaded},
-            )
-            for peer in self._roster
-            if peer.is_here
-        ]
+        return self._joining.live()
 
     def pids(self) -> list[int]:
         """Process ids of the workers that this backbone started, in the order of their start."""
@@ -366,7 +361,7 @@ class Swarm:
             self._looked_s = time.monotonic()
             for peer in self._joining.revoked(self._door):
                 self._act(self._joining.lose(peer, "it was revoked"))
-                self._roster.remove(peer)
+                self._joining.forget(peer)
             self._act(self._joining.look_for_gone())
             self._joining.go_on()
         return heard
@@ -497,7 +492,7 @@ class Swarm:
     def _on_lost(self, lost: ReportLost) -> None:
         peer = self._roster.named(lost.worker)
         if lost.session == peer.session:
-            peer.fail(lost.reason, is_trusted=lost.is_trusted)
+            peer.fail(lost.reason, time.monotonic(), is_trusted=lost.is_trusted)
             # One that only took too long may be well again: it is to greet anew, when it reads this.
             bye = Drain(one_line(lost.reason)) if lost.is_trusted else Refused(one_line(lost.reason))
             self._joining.send(peer.calls_route, bye)

@@ -45,7 +45,7 @@ from backbone.swarm import Swarm
 from backbone.tokenizer import load_tokenizer
 from backbone.weights import expert_bytes
 from kernels.interface import F32, I32, Options
-from kernels.memory import share_one_arena
+from kernels.memory import keep_heap_steady
 from kernels.registry import make_backend
 
 ROOT = Path(__file__).parents[1]
@@ -278,7 +278,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    share_one_arena()  # as a server does
+    keep_heap_steady()  # as a server does
     kinds = [
         name
         for part in args.backends.split(",")
@@ -343,16 +343,17 @@ def main() -> int:
             if sys.stderr.isatty() or done % 50 == 0:
                 print(f"{done} answers: {dict(found)}; troubles {dict(trouble.made)}", file=sys.stderr)
         trouble.stop()
+        tallies = [*(report.tally for report in swarm.report()), swarm.earlier.tally]
         result: dict[str, Any] = {
             "generations": done,
             "seconds": round(time.monotonic() - started, 1),
             "answers": dict(found),
             "troubles": dict(trouble.made),
-            "workers": len(swarm.report()),
+            "workers": len(swarm.report()) + swarm.earlier.workers,
             "dropped": swarm.dropped,
             "refused": swarm.refused,
-            "retried": sum(report.tally.retried for report in swarm.report()),
-            "hedges": sum(report.tally.hedged_won + report.tally.hedged_lost for report in swarm.report()),
+            "retried": sum(tally.retried for tally in tallies),
+            "hedges": sum(tally.hedged_won + tally.hedged_lost for tally in tallies),
             "computed_locally": swarm.local_causes(),
             "class_changes": len(swarm.class_changes),
             "memory_bytes": memory,

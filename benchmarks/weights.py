@@ -31,12 +31,14 @@ from backbone.local_workers import WorkerSpec, start_worker
 from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
-from protocol.messages import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Assign, Chunk, Fetch, Hello, Ready, Welcome
+from protocol.messages import Assign, Chunk, Fetch, Hello, Ready, Welcome
 from worker import state
 from worker.cache import SliceCache
 from worker.cli import serve
 from worker.session import end_with, read_session
 
+CHUNK_BYTES = 1 << 20
+CHUNKS_IN_FLIGHT = 4
 INNER = 115  #: a slice of 0.94 MB, as a matrix of an expert of Qwen3-30B-A3B in Q4_K
 
 
@@ -145,7 +147,7 @@ def measure(megabytes: int, repetitions: int, in_flight: int) -> dict[str, Any]:
 
 def work(folder: str, in_flight: int) -> None:
     """This file as the worker."""
-    state.CHUNKS_IN_FLIGHT = in_flight  # type: ignore[attr-defined]
+    state.X = in_flight  # type: ignore[attr-defined]
     session = read_session(sys.stdin)
     end_with(sys.stdin)
     serve(session, NullBackend(), SliceCache(Path(folder) / "slices", 1 << 40) if folder else None)

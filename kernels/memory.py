@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .cgroups import folders, read
 
-_M_ARENA_MAX = -8  #: of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  #: of glibc's malloc.h
+_HEAP = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: 4 << 20, _M_TRIM_THRESHOLD: 16 << 20}
 
 
 def usable_memory(root: Path = Path("/")) -> int:
@@ -32,11 +33,14 @@ def _of_machine(field: str, root: Path) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def share_one_arena() -> None:
-    """Have all threads of this process allocate from one heap, where the C library is glibc; before they begin.
+def keep_heap_steady() -> None:
+    """Have the C library's heap stay as it is in a process that lives for weeks; before its threads begin. For glibc.
 
-    It gives each thread one of its own, and what connections that come and go leave free in one is of no use to others:
-    a process that lives for weeks grows and grows.
+    It gives each thread a heap of its own, and what connections that come and go leave free in one is of no use to
+    others: there is one for all from here on. Blocks that come and go by the megabyte, as messages do, come from it,
+    and what they leave is kept for the next: else the system takes their pages back, to clear them anew each time.
     """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        library = ctypes.CDLL(None)
+        for option, value in _HEAP.items():
+            library.mallopt(option, value)

@@ -1,3 +1,3 @@
 """What crosses a process boundary: messages, frames, what a worker says of itself. No numerics; opens no socket."""
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2

@@ -16,7 +16,7 @@ import msgpack
 from . import PROTOCOL_VERSION
 from .errors import ProtocolError, VersionMismatch
 from .messages import (
-    CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     MAX_PAIRS,
     MAX_ROWS,
     MAX_WIDTH,
@@ -73,7 +73,7 @@ class _Rule:
 _TENSORS: Mapping[type[Any], tuple[_Rule, ...]] = {
     Run: (_Rule(DType.F32, 4, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule(DType.I32, 4, ((1, MAX_PAIRS), (2, 2)))),
     Rows: (_Rule(DType.F32, 4, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
-    Chunk: (_Rule(DType.U8, 1, ((1, CHUNK_BYTES),)),),
+    Chunk: (_Rule(DType.U8, 1, ((1, MAX_CHUNK_BYTES),)),),
 }
 _TO_BACKBONE: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToBackbone)}
 _TO_WORKER: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToWorker)}

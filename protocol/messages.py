@@ -18,8 +18,7 @@ MAX_WIDTH = 1 << 20
 MAX_ROWS = 1 << 14
 MAX_PAIRS = 1 << 17
 MAX_SLICE_BYTES = 1 << 40
-CHUNK_BYTES = 256 * 1024
-CHUNKS_IN_FLIGHT = 4  #: asked for by a worker at once, so that weights never stand in front of a token
+MAX_CHUNK_BYTES = 1 << 20
 SHA_BYTES = 32
 KEY_BYTES = 32
 MAX_NAME = 64
@@ -64,7 +63,7 @@ class Fetch:
 
     sha256: bytes = exactly(SHA_BYTES)
     offset: int = bounded(MAX_SLICE_BYTES)
-    length: int = bounded(CHUNK_BYTES)
+    length: int = bounded(MAX_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

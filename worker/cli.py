@@ -16,6 +16,7 @@ from typing import Any
 
 from kernels.errors import KernelError
 from kernels.interface import Backend, Options
+from kernels.memory import keep_heap_steady
 from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, best_backend, make_backend
 from protocol.broker import Broker
 from protocol.errors import ProtocolError
@@ -56,6 +57,7 @@ def build_name() -> str:
 
 def serve(session: Session, backend: Backend, cache: SliceCache | None = None) -> None:
     """Connect and serve until the backbone lets go."""
+    keep_heap_steady()
     runtime = Runtime(session, backend, build=build_name(), cache=cache)
     try:
         runtime.run()
@@ -112,6 +114,7 @@ def _join(args: argparse.Namespace) -> int:
     broker = _broker(args, os.environ)
     identities = Identities()
     identity, is_known = chosen_identity(identities, invite, name)
+    keep_heap_steady()
     with identities.lock(identity), contextlib.closing(Doing(identities.doing_path(identity))) as doing:
         stop = Stop()
         runtime = Runtime(

@@ -20,7 +20,7 @@ from protocol import PROTOCOL_VERSION
 from protocol.capabilities import WIRE_DTYPES, ClassInfo
 from protocol.errors import ProtocolError
 from protocol.frames import DType, Tensor, decode_to_worker
-from protocol.messages import CHUNKS_IN_FLIGHT, Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
+from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
 from protocol.repeats import Repeats
 from protocol.schema import one_line
 
@@ -40,6 +40,7 @@ from .stopping import Stop
 log = logging.getLogger(__name__)
 
 TICK_MS = 1000
+CHUNKS_AT_ONCE = 4  #: that are taken before it is looked whether there is anything else to do
 
 
 MOST_CACHED = 1 << 14  #: slices that HELLO may name
@@ -153,7 +154,7 @@ class Runtime:
 
     def _hear_chunks(self) -> None:
         """Take the chunks that have come, as long as no call waits."""
-        for _ in range(CHUNKS_IN_FLIGHT):
+        for _ in range(CHUNKS_AT_ONCE):
             self._hear(self._weights.receive())
             if self._calls.has_message() or not self._weights.has_message():
                 return
@@ -167,7 +168,8 @@ class Runtime:
         if isinstance(message, Run):
             self._act(self._state.asked(message))
         elif isinstance(message, Chunk):
-            self._act(self._state.chunk_came(message.sha256, message.offset, self._tensors[0].shape[0]))
+            length, now_s = self._tensors[0].shape[0], time.monotonic()
+            self._act(self._state.chunk_came(message.sha256, message.offset, length, now_s))
         elif isinstance(message, Assign):
             self._on_assign(message)
         elif isinstance(message, Welcome):

@@ -12,14 +12,12 @@ when another one begins, layers are stale: not assigned any more, but their slic
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.messages import (
-    CHUNK_BYTES,
-    CHUNKS_IN_FLIGHT,
     Assign,
     Drain,
     Failed,
@@ -47,6 +45,7 @@ from .actions import (
     SendHello,
     Store,
 )
+from .chunk_size import ChunkSize
 
 WELCOME_TIMEOUT_S = 60.0
 UNSTORED_BYTES = 16 << 20  #: that may have come and not yet be written and hashed; then no more is asked for
@@ -109,8 +108,9 @@ class WorkerState:
     _checking: set[bytes] = field(default_factory=set)  #: of those, the ones that lie on this machine
     _here: set[bytes] = field(default_factory=set)
     _attempts: dict[bytes, int] = field(default_factory=dict)
-    _wanted: deque[_Rest] = field(default_factory=deque)
+    _wanted: OrderedDict[bytes, _Rest] = field(default_factory=OrderedDict)  #: by sha256, the next one first
     _in_flight: deque[Fetch] = field(default_factory=deque)
+    _chunk: ChunkSize = field(default_factory=ChunkSize)
     _unstored: int = 0
     _bytes_done: int = 0
     _bytes_total: int = 0
@@ -151,7 +151,7 @@ class WorkerState:
 
     def weights_connected(self) -> list[Action]:
         """The connection for weights is up. What was asked for over an earlier one may not come: ask again."""
-        self._is_attached = True
+        self._is_attached, self._chunk = True, ChunkSize()
         return [SendAttach(), *map(SendFetch, self._in_flight), *self._fetch()]
 
     def ticked(self, now_s: float) -> list[Action]:
@@ -228,12 +228,13 @@ class WorkerState:
                 self._want(sha256, size, there)
         return [*lets_go, *checks, *(self._fetch() if layer.missing else [Load(assign)])]
 
-    def chunk_came(self, sha256: bytes, offset: int, length: int) -> list[Action]:
+    def chunk_came(self, sha256: bytes, offset: int, length: int, now_s: float) -> list[Action]:
         """A chunk came. They come in the order in which they were asked for."""
         first = self._in_flight[0] if self._in_flight else None
         if first is None or (first.sha256, first.offset, first.length) != (sha256, offset, length):
             return [Ignored(f"{length} bytes at {offset} of slice {sha256.hex()[:12]}, which was not asked for now")]
         self._in_flight.popleft()
+        self._chunk.came(length, now_s)
         self._bytes_done += length
         size = self._sizes.get(sha256)
         if size is None:
@@ -254,7 +255,7 @@ class WorkerState:
         if sha256 in self._checking:
             self._checking.discard(sha256)
         elif self._is_coming(sha256):
-            self._wanted = deque(rest for rest in self._wanted if rest.sha256 != sha256)
+            self._wanted.pop(sha256, None)
         self._attempts.pop(sha256, None)
         self._here.add(sha256)
         waiting = [layer for layer in self._layers.values() if sha256 in layer.missing]
@@ -352,8 +353,7 @@ class WorkerState:
         return dropped
 
     def _is_coming(self, sha256: bytes) -> bool:
-        in_flight, wanted = self._in_flight, self._wanted
-        return any(fetch.sha256 == sha256 for fetch in in_flight) or any(rest.sha256 == sha256 for rest in wanted)
+        return sha256 in self._wanted or any(fetch.sha256 == sha256 for fetch in self._in_flight)
 
     def _not_assigned(self, assign: Assign, reason: str) -> list[Action]:
         layer = self._layers.get(assign.layer)
@@ -369,20 +369,22 @@ class WorkerState:
         self._bytes_total += size
         self._bytes_done += there
         if there < size:
-            self._wanted.append(_Rest(sha256, there, size))
+            self._wanted[sha256] = _Rest(sha256, there, size)
 
     def _fetch(self) -> list[Action]:
         actions = list[Action]()
         while (
             self._is_attached
             and self._wanted
-            and len(self._in_flight) < CHUNKS_IN_FLIGHT
+            and len(self._in_flight) < self._chunk.chunks
             and self._unstored < UNSTORED_BYTES
         ):
-            rest = self._wanted.popleft()
-            message = Fetch(rest.sha256, rest.offset, min(CHUNK_BYTES, rest.size - rest.offset))
+            rest = next(iter(self._wanted.values()))
+            message = Fetch(rest.sha256, rest.offset, min(self._chunk.nbytes, rest.size - rest.offset))
             if (end := rest.offset + message.length) < rest.size:
-                self._wanted.appendleft(_Rest(rest.sha256, end, rest.size))
+                self._wanted[rest.sha256] = _Rest(rest.sha256, end, rest.size)
+            else:
+                del self._wanted[rest.sha256]
             self._in_flight.append(message)
             actions.append(SendFetch(message))
         return actions

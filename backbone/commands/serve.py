@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.cores import usable_cores
-from kernels.memory import share_one_arena
+from kernels.memory import keep_heap_steady
 from protocol.broker import Broker
 from protocol.presence import Endpoint
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     door = Door(parse_address(settings.listen, f"listen ({settings['listen'].source})", least_port=0), book)
     reachable_hosts(door.address, settings.advertise)  # what it says that is wrong is said now
     _log_requests()
-    share_one_arena()
+    keep_heap_steady()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(asked))  # before the model is loaded: it may be taken
         read = read_bytes_per_s(usable_cores())  # before anything else is done with these cores

@@ -73,7 +73,10 @@ def _server(server: dict[str, Any] | None) -> list[str]:
         if time is not None:
             parts = ", ".join(f"{part} {time[part] * 1e3:.2f}" for part in ("dense", "wire", "straggler"))
             lines.append(f"a token alone takes {time['seconds'] * 1e3:.2f} ms ({parts}), {what}")
-    return [*lines, *worker_lines(server["workers"], server["computed_locally"], server["failures"])]
+    lines += worker_lines(server["workers"], server["computed_locally"], server["failures"])
+    if server["earlier_workers"]:
+        lines.append(f"{server['earlier_workers']} more workers were lost before these")
+    return lines
 
 
 def _indented(texts: list[str]) -> list[str]:

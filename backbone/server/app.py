@@ -117,6 +117,7 @@ class Service:
                 "load": asdict(self.scheduler.load()),
                 "counts": self.scheduler.counts.as_json(),
                 "workers": workers_as_json(self.session),
+                "earlier_workers": 0 if swarm is None else swarm.earlier.workers,
                 "computed_locally": computed_locally(self.session),
                 "failures": failures_as_json(self.session),
                 "class_map": self.session.class_map().digest,

@@ -47,7 +47,7 @@ class _Live(Collector):
         for name, text in named.items():
             family = CounterMetricFamily(f"{PREFIX}worker_{name}", text, labels=["worker"])
             for worker in workers:
-                family.add_metric([worker["name"]], len(worker[name]) if name == "failures" else worker[name])
+                family.add_metric([worker["name"]], worker["failed" if name == "failures" else name])
             yield family
         seconds = CounterMetricFamily(f"{PREFIX}worker_seconds", "Seconds that it computed.", labels=["worker"])
         serving = GaugeMetricFamily(f"{PREFIX}worker_serving", "1 while it takes calls.", labels=["worker"])

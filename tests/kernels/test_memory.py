@@ -56,9 +56,9 @@ def test_where_the_system_says_nothing(tmp_path: Path) -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from kernels.memory import share_one_arena
-if sys.argv[1] == "shared":
-    share_one_arena()
+from kernels.memory import keep_heap_steady
+if sys.argv[1] == "steady":
+    keep_heap_steady()
 held, start = [], threading.Barrier(4)
 def allocate():
     start.wait()
@@ -72,11 +72,37 @@ ctypes.CDLL(None).malloc_stats()
 """
 
 
-@pytest.mark.parametrize("how", ["shared", "apart"])
-def test_threads_share_one_heap_where_asked_to(how: str) -> None:
+@pytest.mark.parametrize("how", ["steady", "apart"])
+def test_threads_share_one_heap_that_is_kept_steady(how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ARENAS, how], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     if "Arena 0:" not in done.stderr:
         pytest.skip("the C library is not glibc: its malloc tells of no arenas")
     assert ("Arena 1:" in done.stderr) is (how == "apart")
+
+
+FAULTS = """
+import resource, sys
+from kernels.memory import keep_heap_steady
+if sys.argv[1] == "steady":
+    keep_heap_steady()
+def come_and_go():
+    held = [bytes(1 << 20) for _ in range(8)]
+for _ in range(50):
+    come_and_go()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    come_and_go()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_what_messages_leave_is_kept_for_the_next() -> None:
+    faults = {
+        how: int(subprocess.check_output([sys.executable, "-c", FAULTS, how], cwd=ROOT, text=True, timeout=60))
+        for how in ("steady", "plain")
+    }
+    if faults["plain"] < 1000:
+        pytest.skip("the C library is not glibc: its malloc keeps what is let go of")
+    assert faults["steady"] < 100

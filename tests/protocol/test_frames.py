@@ -113,8 +113,10 @@ def test_pairs_are_pairs() -> None:
 def test_a_chunk_is_small() -> None:
     chunk = Chunk(bytes(32), 0)
     fields = {"sha256": bytes(32), "offset": 0}
-    size = 256 * 1024 + 1
-    assert "not from 1 to 262144" in refusal([header("Chunk", fields, [["u8", [size]]]), bytes(size)], decode_to_worker)
+    size = (1 << 20) + 1
+    assert "not from 1 to 1048576" in refusal(
+        [header("Chunk", fields, [["u8", [size]]]), bytes(size)], decode_to_worker
+    )
     assert decode_to_worker([header("Chunk", fields, [["u8", [3]]]), b"abc"])[0] == chunk
 
 

@@ -19,6 +19,7 @@ from join_kit import Joiner
 from relay import Relay
 from swarm_kit import NEVER_S, NoLocal
 
+from backbone import roster
 from backbone.commands.invite import new_invite
 from backbone.door import Door
 from backbone.engine import Engine
@@ -151,6 +152,27 @@ def test_one_that_leaves_says_so_and_comes_back_as_itself(
         until(swarm, lambda: swarm.report()[0].state == "lost")
         assert swarm.report()[0].failures[-1] == "it left: stopped"
         assert swarm.report()[0].experts == 0 < held  # it holds nothing for us now
+        assert logits(model, swarm) == alone(model)
+        start(tmp_path / "w")
+        until(swarm, serving(swarm, 1))
+        assert [report.name for report in swarm.report()] == ["phone"]
+        local = swarm.local_calls
+        assert logits(model, swarm) == alone(model)
+        assert swarm.local_calls == local
+
+
+def test_one_that_left_long_ago_is_forgotten_and_may_come_back(
+    model: Model, book: InviteBook, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "MOST_LOST", 0)
+    with swarm_of(model, book) as swarm:
+        first = start(tmp_path / "w", invite(book, swarm), "--name", "phone")
+        until(swarm, serving(swarm, 1))
+        assert logits(model, swarm) == alone(model)
+        first.stop()
+        until(swarm, lambda: not swarm.report())
+        assert swarm.earlier.workers == 1
+        assert not swarm._dispatcher._members
         assert logits(model, swarm) == alone(model)
         start(tmp_path / "w")
         until(swarm, serving(swarm, 1))

@@ -24,7 +24,7 @@ from backbone.roster import MOST_GREETINGS
 from protocol import PROTOCOL_VERSION
 from protocol.frames import DType, Tensor, encode
 from protocol.messages import (
-    CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     Assign,
     Attach,
     Chunk,
@@ -248,9 +248,9 @@ def test_only_assigned_slices_and_only_their_bytes_are_served(house: House, capl
         one = min(mine)
         wishes = [
             *(Fetch(sha, 0, 9) for sha in others),
-            *(Fetch(one, offset, length) for offset, length in [(size, 1), (size - 8, 9), (1 << 40, CHUNK_BYTES)]),
+            *(Fetch(one, offset, length) for offset, length in [(size, 1), (size - 8, 9), (1 << 40, MAX_CHUNK_BYTES)]),
             Fetch(one, 0, 0),
-            Fetch(one, 0, CHUNK_BYTES),
+            Fetch(one, 0, MAX_CHUNK_BYTES),
         ]
         weights = house.client(keys)
         say(weights, Fetch(one, 0, 9))  # before it said what it is for

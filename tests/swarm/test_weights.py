@@ -14,8 +14,9 @@ from swarm_kit import TinyExperts
 from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
 from protocol.frames import DType, Tensor, encode
-from protocol.messages import CHUNK_BYTES, Assign, Failed, Hello, Ready, Rows, Run, Welcome
+from protocol.messages import Assign, Failed, Hello, Ready, Rows, Run, Welcome
 from worker.cache import cache_folder, listing
+from worker.chunk_size import LEAST_BYTES
 
 Start = Callable[..., Joiner]
 EXPERTS = (0, 1)
@@ -95,10 +96,10 @@ def test_a_killed_worker_goes_on_where_it_was_cut_off(
     door: Door, start: Start, model: TinyExperts, tmp_path: Path
 ) -> None:
     worker = start(tmp_path / "a", str(door.invite()))
-    door.most_fetched = 7 * CHUNK_BYTES  # one slice and the beginning of another
+    door.most_fetched = 7 * LEAST_BYTES  # one slice and the beginning of another
     greeted(door)
     folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "a" / "cache")})
-    door.pump(lambda: sum(entry.nbytes for entry in listing(folder)) == door.fetched > 4 * CHUNK_BYTES)
+    door.pump(lambda: sum(entry.nbytes for entry in listing(folder)) == door.fetched > 4 * LEAST_BYTES)
     assert sorted(entry.is_part for entry in listing(folder)) == [False, True]
     worker.process.kill()
     worker.process.wait()
@@ -185,10 +186,10 @@ def test_a_connection_lost_on_the_way_costs_no_byte(
     door: Door, start: Start, model: TinyExperts, tmp_path: Path
 ) -> None:
     start(tmp_path / "a", str(door.invite()))
-    door.most_fetched = 7 * CHUNK_BYTES
+    door.most_fetched = 7 * LEAST_BYTES
     greeted(door)
     folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "a" / "cache")})
-    door.pump(lambda: sum(entry.nbytes for entry in listing(folder)) == door.fetched > 4 * CHUNK_BYTES)
+    door.pump(lambda: sum(entry.nbytes for entry in listing(folder)) == door.fetched > 4 * LEAST_BYTES)
     door.close()
     again = Door(
         tmp_path / "backbone",

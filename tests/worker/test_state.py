@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 from hypothesis import settings
@@ -11,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from wire import slice_of
 
 from protocol.messages import (
-    CHUNK_BYTES,
-    CHUNKS_IN_FLIGHT,
+    MAX_CHUNK_BYTES,
     Assign,
     Drain,
     Failed,
@@ -38,6 +38,7 @@ from worker.actions import (
     SendHello,
     Store,
 )
+from worker.chunk_size import LEAST_BYTES, LEAST_IN_FLIGHT_BYTES
 from worker.state import MOST_EPOCHS, UNSTORED_BYTES, Phase, WorkerState
 
 
@@ -47,6 +48,17 @@ def sha(number: int) -> bytes:
 
 def assign(epoch: int, layer: int, *numbers: int) -> Assign:
     return Assign(epoch, layer, "silu", tuple(slice_of("gate", sha(n)) for n in numbers))
+
+
+IN_FLIGHT = LEAST_IN_FLIGHT_BYTES // LEAST_BYTES  #: chunks, of a line of which nothing is known
+
+
+CLOCK = itertools.count()
+
+
+def came(state: WorkerState, sha256: bytes, offset: int, length: int, *, line_s: float = 1.0) -> list[Action]:
+    """A chunk came, over a line that takes so many seconds for each."""
+    return state.chunk_came(sha256, offset, length, line_s * next(CLOCK))
 
 
 def serving(**options: Any) -> WorkerState:
@@ -92,39 +104,39 @@ def test_it_leaves_when_refused_or_let_go() -> None:
 
 def test_chunks_are_asked_for_in_order_and_few_at_a_time() -> None:
     state = serving()
-    size = 5 * CHUNK_BYTES + 7
+    size = 5 * LEAST_BYTES + 7
     first = fetches(state.assigned(assign(1, 0, 1), [size]))
-    assert first == [Fetch(sha(1), i * CHUNK_BYTES, CHUNK_BYTES) for i in range(CHUNKS_IN_FLIGHT)]
-    actions = state.chunk_came(sha(1), 0, CHUNK_BYTES)
+    assert first == [Fetch(sha(1), i * LEAST_BYTES, LEAST_BYTES) for i in range(IN_FLIGHT)]
+    actions = came(state, sha(1), 0, LEAST_BYTES)
     assert actions == [
         Store(sha(1), size, 0),
-        Progress(CHUNK_BYTES, size),
-        SendFetch(Fetch(sha(1), 4 * CHUNK_BYTES, CHUNK_BYTES)),
+        Progress(LEAST_BYTES, size),
+        SendFetch(Fetch(sha(1), 4 * LEAST_BYTES, LEAST_BYTES)),
     ]
-    assert fetches(state.chunk_came(sha(1), CHUNK_BYTES, CHUNK_BYTES)) == [Fetch(sha(1), 5 * CHUNK_BYTES, 7)]
+    assert fetches(came(state, sha(1), LEAST_BYTES, LEAST_BYTES)) == [Fetch(sha(1), 5 * LEAST_BYTES, 7)]
 
 
 def test_chunks_that_were_not_asked_for_are_ignored() -> None:
     state = serving()
-    assert of(Ignored, state.chunk_came(sha(1), 0, 10))
-    state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES])
+    assert of(Ignored, came(state, sha(1), 0, 10))
+    state.assigned(assign(1, 0, 1), [2 * LEAST_BYTES])
     for sha256, offset, length in (
-        (sha(2), 0, CHUNK_BYTES),
-        (sha(1), CHUNK_BYTES, CHUNK_BYTES),
-        (sha(1), 0, CHUNK_BYTES - 1),
+        (sha(2), 0, LEAST_BYTES),
+        (sha(1), LEAST_BYTES, LEAST_BYTES),
+        (sha(1), 0, LEAST_BYTES - 1),
     ):
-        assert of(Ignored, state.chunk_came(sha256, offset, length))
-    assert of(Store, state.chunk_came(sha(1), 0, CHUNK_BYTES))
-    assert of(Ignored, state.chunk_came(sha(1), 0, CHUNK_BYTES))
+        assert of(Ignored, came(state, sha256, offset, length))
+    assert of(Store, came(state, sha(1), 0, LEAST_BYTES))
+    assert of(Ignored, came(state, sha(1), 0, LEAST_BYTES))
 
 
 def test_a_layer_is_loaded_when_its_last_slice_is_right() -> None:
     state = serving()
     task = assign(3, 5, 1, 2)
     state.assigned(task, [10, 20])
-    state.chunk_came(sha(1), 0, 10)
+    came(state, sha(1), 0, 10)
     assert state.slice_right(sha(1)) == []
-    state.chunk_came(sha(2), 0, 20)
+    came(state, sha(2), 0, 20)
     assert state.slice_right(sha(2)) == [Load(task)]
     assert state.asked(Run(1, 3, 5)) == [Send(Failed(1, 3, "no experts of layer 5 are held here"))]
     assert state.loaded(task) == [Send(Ready(3, 5))]
@@ -146,8 +158,8 @@ def test_slices_in_common_are_fetched_once() -> None:
     one, two = assign(1, 0, 1, 2), assign(1, 1, 2)
     assert len(fetches(state.assigned(one, [10, 10]))) == 2
     assert fetches(state.assigned(two, [10])) == []
-    state.chunk_came(sha(1), 0, 10)
-    state.chunk_came(sha(2), 0, 10)
+    came(state, sha(1), 0, 10)
+    came(state, sha(2), 0, 10)
     state.slice_right(sha(1))
     assert state.slice_right(sha(2)) == [Load(one), Load(two)]
     three = assign(1, 2, 1)
@@ -158,7 +170,7 @@ def test_a_new_epoch_keeps_what_it_can_use_and_lets_go_of_the_rest() -> None:
     state = serving()
     state.assigned(assign(1, 0, 1, 2), [10, 10])
     for number in (1, 2):
-        state.chunk_came(sha(number), 0, 10)
+        came(state, sha(number), 0, 10)
         state.slice_right(sha(number))
     actions = state.assigned(assign(2, 0, 2, 3), [10, 10])
     assert of(Keep, actions) == [Keep(frozenset({sha(2), sha(3)}), 0)]
@@ -170,9 +182,9 @@ def test_a_new_epoch_keeps_what_it_can_use_and_lets_go_of_the_rest() -> None:
 def test_a_wrong_slice_is_fetched_once_more_then_given_up() -> None:
     state = serving()
     state.assigned(assign(4, 0, 1), [10])
-    state.chunk_came(sha(1), 0, 10)
+    came(state, sha(1), 0, 10)
     assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
-    assert of(Progress, state.chunk_came(sha(1), 0, 10)) == [Progress(10, 10)]
+    assert of(Progress, came(state, sha(1), 0, 10)) == [Progress(10, 10)]
     (failure,) = of(Send, state.slice_wrong(sha(1)))
     assert failure.message.epoch == 4
     assert "arrived 2 times with another sha256" in failure.message.reason
@@ -213,9 +225,9 @@ def test_nothing_is_fetched_before_the_connection_for_weights_is_up() -> None:
 
 def test_a_broken_connection_for_weights_asks_again() -> None:
     state = serving()
-    state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES])
-    state.chunk_came(sha(1), 0, CHUNK_BYTES)
-    assert state.weights_connected() == [SendAttach(), SendFetch(Fetch(sha(1), CHUNK_BYTES, CHUNK_BYTES))]
+    state.assigned(assign(1, 0, 1), [2 * LEAST_BYTES])
+    came(state, sha(1), 0, LEAST_BYTES)
+    assert state.weights_connected() == [SendAttach(), SendFetch(Fetch(sha(1), LEAST_BYTES, LEAST_BYTES))]
 
 
 def test_what_lies_here_is_checked_and_not_fetched() -> None:
@@ -225,7 +237,7 @@ def test_what_lies_here_is_checked_and_not_fetched() -> None:
     assert of(Check, actions) == [Check(task.slices[0], 10)]
     assert fetches(actions) == [Fetch(sha(2), 0, 10)]
     assert state.slice_right(sha(1)) == []
-    state.chunk_came(sha(2), 0, 10)
+    came(state, sha(2), 0, 10)
     assert state.slice_right(sha(2)) == [Load(task)]
 
 
@@ -233,32 +245,49 @@ def test_what_is_not_what_it_seemed_is_fetched_with_all_its_attempts() -> None:
     state = serving()
     state.assigned(assign(1, 0, 1), [10], [10])
     assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
-    state.chunk_came(sha(1), 0, 10)
+    came(state, sha(1), 0, 10)
     assert fetches(state.slice_wrong(sha(1))) == [Fetch(sha(1), 0, 10)]
-    state.chunk_came(sha(1), 0, 10)
+    came(state, sha(1), 0, 10)
     assert of(Send, state.slice_wrong(sha(1)))
 
 
 def test_the_rest_of_what_began_is_fetched() -> None:
     state = serving()
-    actions = state.assigned(assign(1, 0, 1), [2 * CHUNK_BYTES], [CHUNK_BYTES + 5])
-    assert fetches(actions) == [Fetch(sha(1), CHUNK_BYTES + 5, CHUNK_BYTES - 5)]
-    (progress,) = of(Progress, state.chunk_came(sha(1), CHUNK_BYTES + 5, CHUNK_BYTES - 5))
-    assert progress == Progress(2 * CHUNK_BYTES, 2 * CHUNK_BYTES)
+    actions = state.assigned(assign(1, 0, 1), [2 * LEAST_BYTES], [LEAST_BYTES + 5])
+    assert fetches(actions) == [Fetch(sha(1), LEAST_BYTES + 5, LEAST_BYTES - 5)]
+    (progress,) = of(Progress, came(state, sha(1), LEAST_BYTES + 5, LEAST_BYTES - 5))
+    assert progress == Progress(2 * LEAST_BYTES, 2 * LEAST_BYTES)
+
+
+def test_over_a_line_that_carries_much_more_is_asked_for_at_once() -> None:
+    state, size = serving(), 64 * MAX_CHUNK_BYTES
+    asked = fetches(state.assigned(assign(1, 0, 1), [size]))
+    lengths = list[int]()
+    while asked:
+        fetch = asked.pop(0)
+        lengths.append(fetch.length)
+        asked += fetches(came(state, fetch.sha256, fetch.offset, fetch.length, line_s=1e-4))
+        state.chunk_stored(fetch.length)
+    assert sum(lengths) == size
+    assert lengths[0] == LEAST_BYTES
+    assert set(lengths[-20:]) == {MAX_CHUNK_BYTES}
+    state.weights_connected()  # another line, perhaps
+    (first, *_) = fetches(state.assigned(assign(2, 1, 2), [size]))
+    assert first.length == LEAST_BYTES
 
 
 def test_no_more_is_asked_for_than_can_be_put_away() -> None:
     state, size = serving(), 2 * UNSTORED_BYTES
     asked = fetches(state.assigned(assign(1, 0, 1), [size]))
-    came = 0
+    arrived = 0
     while asked:
         fetch = asked.pop(0)
-        came += fetch.length
-        asked += fetches(state.chunk_came(fetch.sha256, fetch.offset, fetch.length))
-    assert UNSTORED_BYTES <= came <= UNSTORED_BYTES + CHUNKS_IN_FLIGHT * CHUNK_BYTES
-    for _ in range(CHUNKS_IN_FLIGHT):
-        asked += fetches(state.chunk_stored(CHUNK_BYTES))
-    assert asked[0].offset == came
+        arrived += fetch.length
+        asked += fetches(came(state, fetch.sha256, fetch.offset, fetch.length))
+    assert UNSTORED_BYTES <= arrived <= UNSTORED_BYTES + IN_FLIGHT * LEAST_BYTES
+    for _ in range(IN_FLIGHT):
+        asked += fetches(state.chunk_stored(LEAST_BYTES))
+    assert asked[0].offset == arrived
 
 
 def held(*layers: int, **options: Any) -> WorkerState:
@@ -266,7 +295,7 @@ def held(*layers: int, **options: Any) -> WorkerState:
     state = serving(**options)
     for layer in layers:
         state.assigned(task := assign(1, layer, layer), [10])
-        state.chunk_came(sha(layer), 0, 10)
+        came(state, sha(layer), 0, 10)
         state.slice_right(sha(layer))
         state.loaded(task)
     return state
@@ -309,14 +338,14 @@ def test_nothing_of_an_earlier_session_is_taken_for_this_ones() -> None:
     state = serving()
     task = assign(1, 0, 1)
     state.assigned(task, [10])
-    state.chunk_came(sha(1), 0, 10)
+    came(state, sha(1), 0, 10)
     again(state)
     assert state.slice_right(sha(1)) == state.slice_wrong(sha(1)) == state.loaded(task) == []
-    assert of(Ignored, state.chunk_came(sha(1), 0, 10))
+    assert of(Ignored, came(state, sha(1), 0, 10))
     assert fetches(state.assigned(task, [10])) == [Fetch(sha(1), 0, 10)]
     assert state.slice_wrong(sha(1)) == []  # a late word on the chunk of before
     assert state.slice_right(sha(1)) == [Load(task)]
-    assert of(Ignored, state.chunk_came(sha(1), 0, 10))  # found here meanwhile
+    assert of(Ignored, came(state, sha(1), 0, 10))  # found here meanwhile
 
 
 def test_it_says_goodbye_when_it_is_stopped() -> None:
@@ -328,10 +357,11 @@ def test_it_says_goodbye_when_it_is_stopped() -> None:
 class AnyDownload(RuleBasedStateMachine):
     """Assignments come and are replaced while their slices arrive, some of them wrong."""
 
-    @initialize()
-    def start(self) -> None:
-        self.state = serving(memory_bytes=40 * CHUNK_BYTES)
-        self.sizes = {n: (n % 3) * CHUNK_BYTES + 1 + n for n in range(8)}
+    @initialize(line_s=st.sampled_from([1.0, 1e-6]))
+    def start(self, line_s: float) -> None:
+        self.line_s = line_s
+        self.state = serving(memory_bytes=100 * LEAST_BYTES)
+        self.sizes = {n: (n % 3) * 5 * LEAST_BYTES + 1 + n for n in range(8)}
         self.asked: list[Fetch] = []
         self.done: dict[bytes, int] = {}
         self.right: set[bytes] = set()
@@ -365,7 +395,7 @@ class AnyDownload(RuleBasedStateMachine):
     @rule(is_right=st.sampled_from([True, True, True, False]))
     def arrive(self, is_right: bool) -> None:
         fetch = self.asked.pop(0)
-        actions = self.state.chunk_came(fetch.sha256, fetch.offset, fetch.length)
+        actions = came(self.state, fetch.sha256, fetch.offset, fetch.length, line_s=self.line_s)
         (store,) = of(Store, actions)
         assert store.offset == self.done.get(fetch.sha256, 0)
         self.done[fetch.sha256] = fetch.offset + fetch.length
@@ -377,15 +407,15 @@ class AnyDownload(RuleBasedStateMachine):
                 self.right.add(fetch.sha256)
             self.act((self.state.slice_right if is_right else self.state.slice_wrong)(fetch.sha256))
 
-    @rule(number=st.integers(0, 7), offset=st.sampled_from([0, 1, CHUNK_BYTES]))
+    @rule(number=st.integers(0, 7), offset=st.sampled_from([0, 1, LEAST_BYTES]))
     def stray(self, number: int, offset: int) -> None:
         if not self.asked or (self.asked[0].sha256, self.asked[0].offset) != (sha(number), offset):
-            assert of(Ignored, self.state.chunk_came(sha(number), offset, 1))
+            assert of(Ignored, came(self.state, sha(number), offset, 1))
 
     @invariant()
     def never_more_than_a_few_in_flight(self) -> None:
         if hasattr(self, "asked"):
-            assert len(self.asked) <= CHUNKS_IN_FLIGHT
+            assert sum(fetch.length for fetch in self.asked) <= max(LEAST_IN_FLIGHT_BYTES, 2 * MAX_CHUNK_BYTES)
             assert len(self.ready) == len(set(self.ready))
 
     def teardown(self) -> None:
@@ -405,7 +435,7 @@ def hold(state: WorkerState, task: Assign, *sizes: int) -> list[Action]:
     """Fetch and load an assignment's slices, those that are not here already."""
     state.assigned(task, list(sizes))
     for piece, size in zip(task.slices, sizes, strict=True):
-        state.chunk_came(piece.sha256, 0, size)
+        came(state, piece.sha256, 0, size)
         state.slice_right(piece.sha256)
     return state.loaded(task)
 
@@ -420,7 +450,7 @@ def test_what_a_layer_had_before_serves_until_the_next_is_here() -> None:
     assert state.asked(Run(7, 1, 0)) == [Compute(Run(7, 1, 0))]
     reason = "layer 0 is of epoch 1 here, asked for is epoch 2"
     assert state.asked(Run(8, 2, 0)) == [Send(Failed(8, 2, reason))]
-    state.chunk_came(sha(3), 0, 10)
+    came(state, sha(3), 0, 10)
     assert state.slice_right(sha(3)) == [Load(again)]
     assert state.loaded(again) == [Keep(frozenset({sha(2), sha(3)})), Send(Ready(2, 0))]
     assert state.asked(Run(9, 1, 0)) == [Compute(Run(9, 1, 0))]
@@ -454,10 +484,10 @@ def test_an_assignment_that_fails_leaves_the_one_before() -> None:
 def test_a_slice_of_any_size_takes_no_memory_before_it_comes() -> None:
     state, most = serving(), 1 << 40
     asked = fetches(state.assigned(assign(1, 0, 1, 2), [most, most]))
-    assert [(f.offset, f.length) for f in asked] == [(i * CHUNK_BYTES, CHUNK_BYTES) for i in range(CHUNKS_IN_FLIGHT)]
-    assert len(state._wanted) + len(state._in_flight) <= 2 + CHUNKS_IN_FLIGHT
-    (after,) = fetches(state.chunk_came(sha(1), 0, CHUNK_BYTES))
-    assert (after.sha256, after.offset) == (sha(1), CHUNKS_IN_FLIGHT * CHUNK_BYTES)
+    assert [(f.offset, f.length) for f in asked] == [(i * LEAST_BYTES, LEAST_BYTES) for i in range(IN_FLIGHT)]
+    assert len(state._wanted) + len(state._in_flight) <= 2 + IN_FLIGHT
+    (after,) = fetches(came(state, sha(1), 0, LEAST_BYTES))
+    assert (after.sha256, after.offset) == (sha(1), IN_FLIGHT * LEAST_BYTES)
 
 
 def test_assignments_without_end_are_forgotten() -> None:

@@ -16,7 +16,19 @@ from .session import Session, open_session
 from .settings import Settings
 
 #: Settings that are a process's own: a command that names one of them starts its own.
-OWN = ("backend", "workers", "worker_memory", "audit", "threads", "activations", "kv_cache", "archdefs", "context")
+OWN = (
+    "backend",
+    "workers",
+    "worker_memory",
+    "audit",
+    "threads",
+    "activations",
+    "accumulation",
+    "wire",
+    "kv_cache",
+    "archdefs",
+    "context",
+)
 
 
 class Answerer(Protocol):

@@ -36,7 +36,9 @@ class Forecast:
     def __init__(self, session: Session, read_bytes_per_s: float) -> None:
         settings, cores = session.settings, session.settings.threads or usable_cores()
         self._session, self._core_bytes_per_s = session, read_bytes_per_s / usable_cores()
-        self._needs = needs_of(session.model, context=session.engine.context, kv_cache=settings.kv_cache)
+        self._needs = needs_of(
+            session.model, context=session.engine.context, kv_cache=settings.kv_cache, wire=settings.wire
+        )
         own = speed_of(session.model.backend.name, self._core_bytes_per_s, cores)
         self._backbone = NodeSpeed(name=BACKBONE, bytes_per_s=own)
 

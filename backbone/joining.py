@@ -37,6 +37,7 @@ from .placement import Candidate, Plan, class_of_experts
 from .ranks import Rank, promised, rank_of
 from .roster import Assigned, LiveWorker, Peer, Roster, WorkerReport
 from .weights import SliceServer, expert_bytes
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +75,13 @@ class Joining:
         roster: Roster,
         slices: SliceServer,
         dispatcher: Dispatcher,
+        wire: Wire = Wire(),  # noqa: B008 - frozen
         *,
         on_progress: Progress,
         is_probing: bool = True,
     ) -> None:
         self._gate, self._roster, self._slices, self._dispatcher = gate, roster, slices, dispatcher
-        self._on_progress, self._is_probing = on_progress, is_probing
+        self._on_progress, self._is_probing, self._wire = on_progress, is_probing, wire
         self.kinds: Mapping[int, Kind] = {la: kind_of(slices.store, la) for la in slices.store.expert_tensors}
         self._epoch = 0
         self._sizes = expert_bytes(slices.store)
@@ -330,7 +332,7 @@ class Joining:
         return self.lose(peer, str(error))
 
     def _on_hello(self, peer: Peer, route: bytes, hello: Hello) -> list[Action]:
-        reason = wire_refusal(hello.wire_dtypes)
+        reason = wire_refusal(hello.wire_dtypes, self._wire.kind)
         is_patient = peer.may_greet(time.monotonic())
         if not is_patient:
             reason = "it says hello again and again"

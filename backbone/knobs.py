@@ -9,6 +9,7 @@ from typing import Any
 
 from kernels.registry import ACCUMULATION_DTYPES, ACTIVATION_DTYPES, CACHE_DTYPES
 from protocol.broker import parse_broker
+from protocol.capabilities import WIRE_DTYPES
 from protocol.errors import ProtocolError
 from protocol.sizes import parse_size
 
@@ -101,6 +102,15 @@ KNOBS: tuple[Knob, ...] = (
         metavar="|".join(ACTIVATION_DTYPES),
         choices=ACTIVATION_DTYPES,
         help="dtype of the activations that are multiplied: f32, or i16: less precise, faster with VNNI or dotprod",
+    ),
+    Knob(
+        name="wire",
+        flags=("--wire",),
+        kind=str,
+        default="f32",
+        choices=WIRE_DTYPES,
+        metavar="|".join(WIRE_DTYPES),
+        help="dtype in which rows go to workers and back: f32, or f16: half the bytes on a slow line, and less precise",
     ),
     Knob(
         name="kv_cache",

@@ -19,7 +19,7 @@ from .prediction import LayerWork, NodeSpeed, Prediction, predict
 from .weights import expert_bytes
 
 CACHE_BYTES = {"f32": 4, "f16": 2}  #: of a value in the cache of keys and values
-ROW_BYTES = 4  #: of a value of a row on the wire
+ROW_BYTES = {"f32": 4, "f16": 2}  #: of a value of a row on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,11 @@ class Statement:
         return len(sizes), sum(sizes)
 
 
-def needs_of(model: BoundModel, *, context: int, kv_cache: str) -> Needs:
-    """A model in numbers. `context`: tokens for which keys and values are kept, as `kv_cache` ("f32" or "f16")."""
+def needs_of(model: BoundModel, *, context: int, kv_cache: str, wire: str = "f32") -> Needs:
+    """A model in numbers. `context`: tokens for which keys and values are kept, as `kv_cache` ("f32" or "f16").
+
+    `wire`: in which of the two rows go to workers.
+    """
     experts = {name for names in model.expert_tensors.values() for name in names.values()}
     dense = [step for step in model.program.steps if step.op != "experts"]
     tensors = model.gguf.tensors
@@ -124,7 +127,7 @@ def needs_of(model: BoundModel, *, context: int, kv_cache: str) -> Needs:
         expert_bytes=expert_bytes(model),
         chosen={layer: _chosen(model, layer) for layer in model.expert_tensors},
         row_bytes={
-            layer: (ROW_BYTES * tensors[names["gate"]].dims[0], ROW_BYTES * model.expert_width(layer))
+            layer: (ROW_BYTES[wire] * tensors[names["gate"]].dims[0], ROW_BYTES[wire] * model.expert_width(layer))
             for layer, names in model.expert_tensors.items()
         },
     )

@@ -31,6 +31,7 @@ from .swarm import Swarm, WorkerReport
 from .terminal import ProgressLine
 from .tokenizer import Tokenizer, load_tokenizer
 from .trust import Checks
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 4096
@@ -80,10 +81,11 @@ class Session:
         return ClassMap.of_backbone(str(self.model.numeric_class), counts, dense_class(self.model, self.settings))
 
 
-def dense_class(model: Model, settings: Settings) -> str:
-    """The class of what the backbone computes beside experts: with it goes how keys and values are kept."""
-    cache = settings.kv_cache
-    return str(model.numeric_class) if cache == "f32" else f"{model.numeric_class} kv-{cache}"
+def dense_class(model: Model, settings: Settings, wire: str = "f32") -> str:
+    """The class of what the backbone computes beside experts: with it goes how keys, values and rows are carried."""
+    parts = [str(model.numeric_class)]
+    parts += [f"{what}-{kind}" for what, kind in (("kv", settings.kv_cache), ("wire", wire)) if kind != "f32"]
+    return " ".join(parts)
 
 
 def open_library(settings: Settings) -> Library:
@@ -181,7 +183,8 @@ def _swarm(model: Model, workers: list[str], settings: Settings, door: Door | No
             model,
             specs,
             local=model.local_experts,
-            dense_class=dense_class(model, settings),
+            dense_class=dense_class(model, settings, settings.wire),
+            wire=Wire(settings.wire),
             door=door,
             checks=Checks(every=settings.audit),
             on_progress=progress.show,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import zmq
 
 from kernels.combine import is_finite
@@ -57,6 +56,7 @@ from .roster import Earlier, LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
 from .trust import Checks, Trust
 from .weights import SliceServer
+from .wire import Wire, received
 
 __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 
@@ -87,8 +87,8 @@ class Swarm:
 
     Local ones are started from `specs`; through a `door` workers come in from elsewhere, whenever they like.
     `dense_class` is that of all but the experts, where it says more than the class of the backbone's own rows.
-    `placement`, `deadline_s`, `hedge_s` (no call is hedged before), `join_timeout_s` and `command` (another program in
-    the worker's place) are for tests.
+    `wire`: how rows go to experts and come from them. `placement`, `deadline_s`, `hedge_s` (no call is hedged before),
+    `join_timeout_s` and `command` (another program in the worker's place) are for tests.
     """
 
     is_here = False
@@ -100,6 +100,7 @@ class Swarm:
         *,
         local: LocalRows,
         dense_class: str = "",
+        wire: Wire = Wire(),  # noqa: B008 - frozen
         share_path: bool = True,
         placement: Place = place,
         deadline_s: float = CALL_DEADLINE_S,
@@ -110,7 +111,7 @@ class Swarm:
         checks: Checks = Checks(),  # noqa: B008 - frozen
         on_progress: Progress = lambda what, done, total: None,
     ) -> None:
-        self._place, self._door = placement, door
+        self._place, self._door, self._wire = placement, door, wire
         self._model, self._local, self._join_timeout_s = model, local, join_timeout_s
         counts = {layer: model.expert_count(layer) for layer in model.expert_tensors}
         class_map = ClassMap.of_backbone(class_text(model.numeric_class), counts, dense_class)
@@ -133,9 +134,11 @@ class Swarm:
             self._digests.start()
         slices = SliceServer(model, share_path, self._digests)
         self._joining = Joining(
-            self._gate, self._roster, slices, self._dispatcher, on_progress=on_progress, is_probing=checks.is_probing
+            *(self._gate, self._roster, slices, self._dispatcher, wire),
+            on_progress=on_progress,
+            is_probing=checks.is_probing,
         )
-        self._trust = Trust(checks, model, self._dispatcher, self._roster, self._joining, self._act)
+        self._trust = Trust(checks, model, self._dispatcher, self._roster, self._joining, self._act, wire)
         self._poller = zmq.Poller()
         self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
@@ -161,7 +164,7 @@ class Swarm:
         """
         self._ticket += 1
         width = self._model.expert_width(layer)
-        batch = Batch(x, ids, width)
+        batch = Batch(self._wire.rounded(x), ids, width)
         self._open[self._ticket] = _Open(layer, batch)
         load = batch.load()
         for expert, rows in load.items():
@@ -414,7 +417,11 @@ class Swarm:
                 self._trust.loaded(peer)
 
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
-        rows = np.frombuffer(tensor.data, "<f4")
+        if not self._wire.admits(tensor):
+            reason = "rows in F16, which it was not asked for"
+            self._act(self._dispatcher.garbage(peer.name, reason, time.monotonic()))
+            return
+        rows = received(tensor)
         actions = self._dispatcher.answered(
             peer.name,
             message.seq,
@@ -426,15 +433,15 @@ class Swarm:
         )
         if actions and isinstance(actions[0], Fill):
             call = actions[0].call
-            held = self._open[call.ticket]
-            held.batch.fill(call.experts, rows.reshape(tensor.shape), actions[0].only)
+            held, rows = self._open[call.ticket], self._wire.rounded(rows)
+            held.batch.fill(call.experts, rows, actions[0].only)
             held.busiest_ns = max(held.busiest_ns, message.compute_ns)
             peer.report.calls += 1
             peer.report.rows += call.pairs
             peer.report.seconds += message.compute_ns / 1e9
-            self._trust.served(peer, call, held.batch, rows.reshape(tensor.shape))
+            self._trust.served(peer, call, held.batch, rows)
         elif actions and isinstance(actions[0], Checked):
-            self._trust.came(actions[0], rows.reshape(tensor.shape))
+            self._trust.came(actions[0], rows)
             return
         self._act(actions)
 
@@ -467,7 +474,7 @@ class Swarm:
         """A call with its message, and whether a copy of that costs less than keeping it."""
         is_apart = call.ticket == APART
         x, pairs = self._trust.request(call) if is_apart else self._open[call.ticket].batch.request(call.experts)
-        tensors = [Tensor(DType.F32, x.shape, x), Tensor(DType.I32, pairs.shape, pairs)]
+        tensors = [self._wire.sent(x, is_apart=is_apart), Tensor(DType.I32, pairs.shape, pairs)]
         run = Run(call.seq, call.epoch, call.layer)
         return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES
 
@@ -485,7 +492,7 @@ class Swarm:
         """Compute one expert of a ticket's todo here."""
         expert = held.todo.popleft()
         places = held.batch.places((expert,))
-        rows = self._local.rows(held.layer, expert, held.batch.inputs(places))
+        rows = self._wire.rounded(self._local.rows(held.layer, expert, held.batch.inputs(places)))
         held.batch.fill_places(places, rows)
         self._act(self._dispatcher.computed(ticket, expert, time.monotonic(), is_finite=is_finite(rows)))
 

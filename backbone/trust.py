@@ -28,6 +28,7 @@ from .oracle import Judged, Kind, Oracle
 from .probing import Measure, Prober
 from .ranks import Rank, rank_of
 from .roster import Peer, Roster
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Trust:
         roster: Roster,
         joining: Joining,
         act: Callable[[Sequence[Action]], None],
+        wire: Wire = Wire(),  # noqa: B008 - frozen
     ) -> None:
         self._dispatcher, self._joining, self._act, self._model = dispatcher, joining, act, model
         self._roster = roster
@@ -74,7 +76,9 @@ class Trust:
         # What is audited is drawn from the system, so that nobody can foresee it.
         draw = random.SystemRandom() if checks.seed is None else random.Random(checks.seed)  # noqa: S311 - for tests
         self._auditor = Auditor(
-            Sampler(checks.every, draw), self._apart, oracle, dispatcher, roster, todo=todo, on_guilty=self._on_guilty
+            *(Sampler(checks.every, draw), self._apart, oracle, dispatcher, roster, wire),
+            todo=todo,
+            on_guilty=self._on_guilty,
         )
 
     # ---- what the swarm tells

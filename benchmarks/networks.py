@@ -1,7 +1,7 @@
 """A swarm over LAN, Wi-Fi and WAN: time per token and to the first token of a prompt, beside what the network explains.
 
     python benchmarks/networks.py [-m MODEL ...] [--profiles none,lan,wifi,wan] [--workers 2] [-p 512] [-n 32]
-                                  [--runs 3] [--json]
+                                  [--wire f32|f16] [--runs 3] [--json]
 
 `backbone serve` and each `worker join` are in network namespaces of their own, enrolled by an invite, over CURVE;
 benchmarks/wan.py carries their frames. Needs root and /dev/net/tun. Workers have the model's file (`--model`), so that
@@ -13,7 +13,8 @@ the measured one beyond `none`'s; the rate is the profile's, or the bulk transfe
 of our frames: what is on the wire beside them (TCP, Ethernet, CURVE, acknowledgements) shows in the column `wire`.
 
 What overlap recovers is what measured lies below predicted. Today: a shared expert is computed while rows are under
-way, and a prompt of more than CHUNK_ROWS (512) tokens has two chunks in flight (`-p 1024` shows it); rows are F32.
+way, and a prompt of more than CHUNK_ROWS (512) tokens has two chunks in flight (`-p 1024` shows it). `--wire f16` shows
+what half the bytes give.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from typing import Any, TypeVar
 
 from backbone.discovery import DEMO
 from backbone.engine import CHUNK_ROWS
+from backbone.planning import ROW_BYTES
 from backbone.prediction import CALL_BYTES, PAIR_BYTES
 from backbone.terminal import table
 from kernels.gguf import open_gguf
@@ -94,13 +96,12 @@ class Work:
     bytes_back: float
 
 
-def work_of(*, layers: int, width: int, calls: float, rows_sent: float, rows_back: float, trips: int = 1) -> Work:
+def work_of(*, layers: int, row_bytes: int, calls: float, rows_sent: float, rows_back: float, trips: int = 1) -> Work:
     """Of calls and rows in total. `trips`: batches that go through the layers one after another."""
-    row = 4 * width
     return Work(
         layers=layers * trips,
-        bytes_out=calls * CALL_BYTES / 2 + rows_sent * row + rows_back * PAIR_BYTES,
-        bytes_back=calls * CALL_BYTES / 2 + rows_back * row,
+        bytes_out=calls * CALL_BYTES / 2 + rows_sent * row_bytes + rows_back * PAIR_BYTES,
+        bytes_back=calls * CALL_BYTES / 2 + rows_back * row_bytes,
     )
 
 
@@ -274,8 +275,8 @@ def _last_line(log: Path) -> str:
 class Swarm:
     """A served model with workers that joined."""
 
-    def __init__(self, net: Network, model: Path, folder: Path, prompt: int, decode: int) -> None:
-        self._net, self._model, self._folder = net, model, folder
+    def __init__(self, net: Network, model: Path, folder: Path, prompt: int, decode: int, wire: str) -> None:
+        self._net, self._model, self._folder, self._wire = net, model, folder, wire
         self._context = max(prompt + decode, 2 * WARM_UP) + 64
         self._draw = random.Random(1)  # noqa: S311 - token ids
 
@@ -313,6 +314,7 @@ class Swarm:
         serve = self._command(
             0, "backbone", "serve", "-m", str(self._model), "--workers", "0", "-c", str(self._context),
             "--threads", str(threads), "--listen", f"{self._net.address(0)}:{PORT}", "--http", "127.0.0.1:0",
+            "--wire", self._wire,
         )  # fmt: skip
         # Made before the server is there: it looks into its book of invites only now and then, and refuses till then.
         invite = self._folder / "invite"
@@ -414,7 +416,7 @@ class Raw:
     computed_locally: int
 
 
-def measure(swarm: Swarm, net: Network, layers: int, width: int, prompt: int, decode: int, runs: int) -> Raw:
+def measure(swarm: Swarm, net: Network, layers: int, row_bytes: int, prompt: int, decode: int, runs: int) -> Raw:
     """One profile's figures."""
     swarm.answer(WARM_UP, WARM_UP)
     first, token = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -431,13 +433,13 @@ def measure(swarm: Swarm, net: Network, layers: int, width: int, prompt: int, de
     steps = decode + 1  # and the prompt's one token: all of them are steps of one row
     calls, rows = (statistics.median(total(a, what) for a in token) for what in ("calls", "rows"))
     token_work = work_of(
-        layers=layers, width=width, calls=calls / steps, rows_sent=calls / steps, rows_back=rows / steps
+        layers=layers, row_bytes=row_bytes, calls=calls / steps, rows_sent=calls / steps, rows_back=rows / steps
     )
     calls, rows = (statistics.median(total(a, what) for a in first) for what in ("calls", "rows"))
     askers = len(first[0]["workers"])
     first_work = work_of(
         layers=layers,
-        width=width,
+        row_bytes=row_bytes,
         calls=calls,
         rows_sent=prompt * layers * askers,
         rows_back=rows,
@@ -518,7 +520,10 @@ def as_text(name: str, found: Sequence[Figures], args: argparse.Namespace) -> st
                 f"{f.first_frame_bytes / 1e6:.1f}", f"{f.first_wire_bytes / 1e6:.1f}",
             )
         )  # fmt: skip
-    lines = [f"{name}, {args.workers} workers, medians and least of {args.runs} runs", table(rows)]
+    lines = [
+        f"{name}, {args.workers} workers, rows in {args.wire.upper()}, medians and least of {args.runs} runs",
+        table(rows),
+    ]
     for f in found:
         if f.computed_locally:
             lines.append(f"{f.profile}: {f.computed_locally} expert calls were computed by the backbone")
@@ -534,9 +539,10 @@ def one_model(model: Path, args: argparse.Namespace, folder: Path) -> list[Figur
     for profile in args.profiles:
         place = Path(tempfile.mkdtemp(dir=folder))
         with namespaces(names), network(names, PROFILES[profile], place / "wan.log") as net:
-            swarm = Swarm(net, model, place, args.prompt, args.decode)
+            swarm = Swarm(net, model, place, args.prompt, args.decode, args.wire)
             with swarm.up(args.workers, args.threads):
-                raw[profile] = found = measure(swarm, net, layers, width, args.prompt, args.decode, args.runs)
+                row_bytes = ROW_BYTES[args.wire] * width
+                raw[profile] = found = measure(swarm, net, layers, row_bytes, args.prompt, args.decode, args.runs)
         print(
             f"{model.name}: {profile}: {found.token_s * 1e3:.1f} ms a token, {found.first_s:.2f} s to the first of "
             f"{args.prompt}",
@@ -570,6 +576,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("-n", "--decode", type=int, default=32, help="tokens to decode")
+    parser.add_argument("--wire", choices=tuple(ROW_BYTES), default="f32", help="dtype of rows on the wire")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -586,7 +593,17 @@ def main() -> int:
     if args.json:
         profiles = {name: asdict(PROFILES[name]) for name in args.profiles}
         results = {model.name: [asdict(f) for f in figures] for model, figures in found.items()}
-        print(json.dumps({"profiles": profiles, "workers": args.workers, "prompt": args.prompt, "results": results}))
+        print(
+            json.dumps(
+                {
+                    "profiles": profiles,
+                    "workers": args.workers,
+                    "prompt": args.prompt,
+                    "wire": args.wire,
+                    "results": results,
+                }
+            )
+        )
     else:
         print("\n\n".join(as_text(model.name, figures, args) for model, figures in found.items()))
     return 0

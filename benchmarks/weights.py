@@ -1,10 +1,10 @@
 """How fast experts reach a worker over the wire, beside what ZeroMQ with CURVE carries at most on this machine.
 
-    python benchmarks/weights.py [--megabytes 360] [--repetitions 3] [--in-flight N] [--json]
+    python benchmarks/weights.py [--megabytes 360] [--repetitions 3] [--json]
 
-In turn, in one run: a bare stream of the same chunks to another process, which drops them; the real slice server and a
-real worker process that asks for chunks, hashes every slice and keeps it in memory; the same with its cache on disk.
-In the same run also what one thread hashes.
+In turn, in one run: a plain stream of messages of each of some sizes from one process to another, which drops them; the
+real slice server and a real worker process that asks for chunks, hashes every slice and keeps it in memory; the same
+with its cache on disk. In the same run also what one thread hashes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,22 @@ from backbone.gate import Gate, Sent, new_key_pair
 from backbone.local_workers import WorkerSpec, start_worker
 from backbone.slice_digests import SliceDigests
 from backbone.weights import SliceServer
+from kernels.memory import keep_heap_steady
 from protocol.frames import DType, Tensor, decode_to_backbone, encode
 from protocol.messages import Assign, Chunk, Fetch, Hello, Ready, Welcome
-from worker import state
 from worker.cache import SliceCache
 from worker.cli import serve
 from worker.session import end_with, read_session
 
-CHUNK_BYTES = 1 << 20
-CHUNKS_IN_FLIGHT = 4
+PLAIN_BYTES = (256 << 10, 512 << 10, 1 << 20)  #: of the messages of a plain stream: the sizes that weights come in
 INNER = 115  #: a slice of 0.94 MB, as a matrix of an expert of Qwen3-30B-A3B in Q4_K
 
 
-def fetched(layer: OneLayer, cache: str, in_flight: int) -> float:
+def fetched(layer: OneLayer, cache: str) -> float:
     """Seconds from the assignment to ready."""
     gate, slices = Gate("tcp://127.0.0.1:*"), SliceServer(layer, share_path=False, digests=SliceDigests(layer))
     assign = Assign(1, 0, "silu", slices.grant("w", 0, range(layer.expert_count(0)), by_path=False))
-    command = [sys.executable, str(Path(__file__).resolve()), "--as-worker", cache, str(in_flight)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-worker", cache]
     spec = WorkerSpec(backend="null")
     worker = start_worker("w", spec, endpoint=gate.endpoint, server_key=gate.public_key, model=None, command=command)
     gate.admit(worker.public_key)
@@ -77,8 +77,17 @@ def fetched(layer: OneLayer, cache: str, in_flight: int) -> float:
         gate.close()
 
 
-def streamed(layer: OneLayer) -> float:
-    """Seconds for the same chunks in a bare stream, from the first to the word that all have come."""
+def streamed(megabytes: int, message_bytes: int) -> float:
+    """Seconds for as many bytes in a plain stream, from the first to the word that all have come.
+
+    In processes of its own: a server's has its heap set up for messages.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_streamed, megabytes, message_bytes).result()
+
+
+def _streamed(megabytes: int, message_bytes: int) -> float:
+    layer = layer_of(megabytes)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server, client = new_key_pair(), new_key_pair()
     router = context.socket(zmq.ROUTER)
@@ -92,8 +101,8 @@ def streamed(layer: OneLayer) -> float:
     for expert in range(layer.expert_count(0)):
         for part in PARTS:
             data = layer.slice_data(part, expert)
-            for offset in range(0, len(data), CHUNK_BYTES):
-                router.send_multipart([route, header, data[offset : offset + CHUNK_BYTES]], copy=False)
+            for offset in range(0, len(data), message_bytes):
+                router.send_multipart([route, header, data[offset : offset + message_bytes]], copy=False)
     router.send_multipart([route, b""])
     router.recv_multipart()
     seconds = time.perf_counter() - started
@@ -124,30 +133,40 @@ def hashed(layer: OneLayer) -> float:
     return time.perf_counter() - started
 
 
-def measure(megabytes: int, repetitions: int, in_flight: int) -> dict[str, Any]:
-    """Megabytes a second of each way, medians, with what they were made of."""
-    layer = OneLayer(max(1, round(megabytes * 1e6 / (len(PARTS) * 4 * INNER * WIDTH))), INNER)
+def layer_of(megabytes: int) -> OneLayer:
+    """About so many bytes of experts."""
+    return OneLayer(max(1, round(megabytes * 1e6 / (len(PARTS) * 4 * INNER * WIDTH))), INNER)
+
+
+def measure(megabytes: int, repetitions: int) -> dict[str, Any]:
+    """Megabytes a second of each way, medians, with what they were made of. Ratios are to the fastest plain stream."""
+    keep_heap_steady()  # as a server does
+    layer = layer_of(megabytes)
     nbytes = layer.nbytes
-    seconds: dict[str, list[float]] = {"bare": [], "memory": [], "disk": []}
+    plain: dict[int, list[float]] = {size: [] for size in PLAIN_BYTES}
+    seconds: dict[str, list[float]] = {"memory": [], "disk": []}
     for _ in range(repetitions):
-        seconds["bare"].append(streamed(layer))
-        seconds["memory"].append(fetched(layer, "", in_flight))
+        for size, each in plain.items():
+            each.append(streamed(megabytes, size))
+        seconds["memory"].append(fetched(layer, ""))
         with tempfile.TemporaryDirectory() as folder:
-            seconds["disk"].append(fetched(layer, folder, in_flight))
-    rates = {name: round(nbytes / 1e6 / statistics.median(each)) for name, each in seconds.items()}
+            seconds["disk"].append(fetched(layer, folder))
+    named = {f"plain, {size >> 10} KiB": each for size, each in plain.items()} | seconds
+    rates = {name: round(nbytes / 1e6 / statistics.median(each)) for name, each in named.items()}
     return {
         "bytes": nbytes,
         "repetitions": repetitions,
-        "in_flight": in_flight,
         "mb_per_s": rates | {"hashing": round(nbytes / 1e6 / hashed(layer))},
-        "ratio": {name: round(rates[name] / rates["bare"], 2) for name in ("memory", "disk")},
-        "seconds": {name: [round(s, 3) for s in each] for name, each in seconds.items()},
+        "ratio": {
+            name: {other: round(rates[name] / rates[other], 2) for other in rates if other.startswith("plain")}
+            for name in seconds
+        },
+        "seconds": {name: [round(s, 3) for s in each] for name, each in named.items()},
     }
 
 
-def work(folder: str, in_flight: int) -> None:
+def work(folder: str) -> None:
     """This file as the worker."""
-    state.X = in_flight  # type: ignore[attr-defined]
     session = read_session(sys.stdin)
     end_with(sys.stdin)
     serve(session, NullBackend(), SliceCache(Path(folder) / "slices", 1 << 40) if folder else None)
@@ -157,24 +176,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=360)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--in-flight", type=int, default=CHUNKS_IN_FLIGHT, help="chunks asked for at once")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found = measure(args.megabytes, args.repetitions, args.in_flight)
+    found = measure(args.megabytes, args.repetitions)
     if args.json:
         print(json.dumps(found))
         return
-    rates, ratio = found["mb_per_s"], found["ratio"]
-    size, chunk, in_flight = found["bytes"] / 1e6, CHUNK_BYTES >> 10, found["in_flight"]
-    print(f"{size:.0f} MB in chunks of {chunk} KiB, {in_flight} in flight, MB/s (medians):")
-    print(f"bare ZeroMQ with CURVE  {rates['bare']:>6}")
-    print(f"to a worker's memory    {rates['memory']:>6}  {ratio['memory']:.2f} of that")
-    print(f"to a worker's disk      {rates['disk']:>6}  {ratio['disk']:.2f}")
-    print(f"sha256, one thread      {rates['hashing']:>6}")
+    print(f"{found['bytes'] / 1e6:.0f} MB, MB/s (medians of {found['repetitions']}):")
+    for name, rate in found["mb_per_s"].items():
+        told = ", ".join(f"{ratio:.2f} of {other}" for other, ratio in found["ratio"].get(name, {}).items())
+        print(f"{name:<18}{rate:>6}  {told}".rstrip())
 
 
 if __name__ == "__main__":
     if "--as-worker" in sys.argv:
-        work(sys.argv[-2], int(sys.argv[-1]))
+        work(sys.argv[-1])
     else:
         main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Element types in which rows may cross the wire.
-WIRE_DTYPES = ("f32",)
+WIRE_DTYPES = ("f32", "f16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class ClassInfo:
         return f"{self.name}/{self.activations}/{self.accumulation}"
 
 
-def wire_refusal(wire_dtypes: tuple[str, ...]) -> str:
+def wire_refusal(wire_dtypes: tuple[str, ...], wanted: str) -> str:
     """Why a worker's rows cannot cross the wire, in one line; empty when they can. Any numeric class is welcome."""
-    if not set(wire_dtypes) & set(WIRE_DTYPES):
-        return f"it sends rows as {', '.join(wire_dtypes) or 'nothing'}; the backbone takes {', '.join(WIRE_DTYPES)}"
+    if wanted not in wire_dtypes:
+        return f"it sends rows as {', '.join(wire_dtypes) or 'nothing'}; the backbone takes {wanted}"
     return ""

@@ -48,6 +48,7 @@ class DType(StrEnum):
     """Element types of tensor frames, little-endian."""
 
     F32 = "f32"
+    F16 = "f16"
     I32 = "i32"
     U8 = "u8"
 
@@ -62,18 +63,21 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a tensor of a message has to be: for each dimension its least and its greatest extent."""
+    """What a tensor of a message has to be: of one of these dtypes, and for each dimension its least and its greatest
+    extent.
+    """
 
-    dtype: DType
-    item_bytes: int
+    dtypes: tuple[DType, ...]
     extents: tuple[tuple[int, int], ...]
 
 
+_ITEM_BYTES = {DType.F32: 4, DType.F16: 2, DType.I32: 4, DType.U8: 1}
+_FLOATS = (DType.F32, DType.F16)
 #: The tensors that each message carries. Others carry none.
 _TENSORS: Mapping[type[Any], tuple[_Rule, ...]] = {
-    Run: (_Rule(DType.F32, 4, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule(DType.I32, 4, ((1, MAX_PAIRS), (2, 2)))),
-    Rows: (_Rule(DType.F32, 4, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
-    Chunk: (_Rule(DType.U8, 1, ((1, MAX_CHUNK_BYTES),)),),
+    Run: (_Rule(_FLOATS, ((1, MAX_ROWS), (1, MAX_WIDTH))), _Rule((DType.I32,), ((1, MAX_PAIRS), (2, 2)))),
+    Rows: (_Rule(_FLOATS, ((1, MAX_PAIRS), (1, MAX_WIDTH))),),
+    Chunk: (_Rule((DType.U8,), ((1, MAX_CHUNK_BYTES),)),),
 }
 _TO_BACKBONE: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToBackbone)}
 _TO_WORKER: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(ToWorker)}
@@ -145,10 +149,11 @@ def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
     if type(spec) is not list or len(spec) != 2 or type(spec[1]) is not list:
         raise ProtocolError(f"{kind.__name__}: a tensor is described by its dtype and its shape")
     dtype, shape = spec
-    if dtype != rule.dtype or len(shape) != len(rule.extents):
+    if dtype not in rule.dtypes or len(shape) != len(rule.extents):
         named = f"{one_line(dtype, 16)!r} with {len(shape)} dimensions"
         raise ProtocolError(f"{kind.__name__}: a tensor of {named} is not allowed")
-    size, view = rule.item_bytes, memoryview(frame)
+    kind_of_item = DType(dtype)
+    size, view = _ITEM_BYTES[kind_of_item], memoryview(frame)
     for extent, (least, most) in zip(shape, rule.extents, strict=True):
         if type(extent) is not int or not least <= extent <= most:
             raise ProtocolError(f"{kind.__name__}: an extent of {one_line(extent, 32)}, not from {least} to {most}")
@@ -157,4 +162,4 @@ def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
         raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
     if view.nbytes != size:
         raise ProtocolError(f"{kind.__name__}: a frame of {view.nbytes} bytes for a tensor of {size}")
-    return Tensor(rule.dtype, tuple(shape), view)
+    return Tensor(kind_of_item, tuple(shape), view)

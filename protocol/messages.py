@@ -76,7 +76,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The answer to a Run. Tensor: rows [pairs, width] float32, in the order of the Run's pairs."""
+    """The answer to a Run. Tensor: rows [pairs, width] float32, in the order of the Run's pairs; or float16, where the
+    Run's rows were that and all of these fit.
+    """
 
     seq: int
     epoch: int
@@ -157,7 +159,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute expert rows. Tensors: x [rows, width] float32; pairs [pairs, 2] int32 of (row of x, expert)."""
+    """Compute expert rows. Tensors: x [rows, width] float32 or float16; pairs [pairs, 2] int32 (row of x, expert)."""
 
     seq: int
     epoch: int

@@ -43,12 +43,12 @@ def test_jitter_keeps_the_order_and_loss_takes_no_time() -> None:
 
 def test_what_a_token_sends_and_what_the_network_makes_of_it() -> None:
     # Four layers of two workers: a row to each, eight rows back, of 2,048 numbers.
-    work = networks.work_of(layers=4, width=2048, calls=8, rows_sent=8, rows_back=32)
+    work = networks.work_of(layers=4, row_bytes=4 * 2048, calls=8, rows_sent=8, rows_back=32)
     assert work.bytes_out == 8 * 200 + 8 * 8192 + 32 * 8
     assert work.bytes_back == 8 * 200 + 32 * 8192
     took = networks.predicted_s(work, compute_s=0.5, round_trip_s=0.02, bytes_per_s=1e6)
     assert took == pytest.approx(0.5 + 4 * 0.02 + (work.bytes_out + work.bytes_back) / 1e6)
-    assert networks.work_of(layers=4, width=1, calls=0, rows_sent=0, rows_back=0, trips=3).layers == 12
+    assert networks.work_of(layers=4, row_bytes=4, calls=0, rows_sent=0, rows_back=0, trips=3).layers == 12
 
 
 def raw(trip_s: float, bulk: float, token_s: float) -> networks.Raw:  # type: ignore[name-defined]

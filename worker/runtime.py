@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 
 from kernels.gguf import open_gguf
+from kernels.half import packed, unpacked
 from kernels.interface import Backend
 from protocol import PROTOCOL_VERSION
 from protocol.capabilities import WIRE_DTYPES, ClassInfo
@@ -233,15 +234,15 @@ class Runtime:
         try:
             x, pairs = self._tensors
             rows, compute_ns = self._store.layer(run.layer).rows(
-                np.frombuffer(x.data, "<f4").reshape(x.shape),
-                np.frombuffer(pairs.data, "<i4").reshape(pairs.shape),
+                unpacked(x.data, x.shape, x.dtype.value), np.frombuffer(pairs.data, "<i4").reshape(pairs.shape)
             )
         except Exception as error:  # whatever a device or its driver does: the call fails, the worker goes on
             reason = self.activity.last_error = one_line(str(error) or type(error).__name__)
             self._calls.send(Failed(run.seq, run.epoch, reason))
             return
         self.activity.calls += 1
-        if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType.F32, rows.shape, rows)]):
+        kind, packed_rows = packed(rows, x.dtype.value)
+        if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType(kind), rows.shape, packed_rows)]):
             self._warn("the backbone takes no answers", f"that of call {run.seq} is dropped")
 
     def _warn(self, what: str, of: str) -> None:

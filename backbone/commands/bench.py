@@ -33,6 +33,7 @@ FLAGS = (
     "workers",
     "worker_memory",
     "audit",
+    "wire",
     "backend",
     "threads",
     "activations",

@@ -26,6 +26,7 @@ MODEL_FLAGS = (
     "workers",
     "worker_memory",
     "audit",
+    "wire",
     "backend",
     "threads",
     "activations",

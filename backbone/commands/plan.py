@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for backend in dict.fromkeys([settings.backend, *local]):
         _refuse_unknown(backend)
     model = bind_model(path, open_library(settings))
-    needs = needs_of(model, context=_context(settings, model), kv_cache=settings.kv_cache)
+    context = _context(settings, model)
+    needs = needs_of(model, context=context, kv_cache=settings.kv_cache, wire=settings.wire)
     cores = settings.threads or usable_cores()
     read = read_bytes_per_s(cores)
     nodes = [*local_nodes(local, settings, read / cores), *given]

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.half import halved
 from kernels.interface import F32, I32, DenseBackend
 from kernels.state import Taps
 
@@ -245,11 +246,3 @@ class HalfWire:
     def abandon(self) -> None:
         """As those behind it."""
         self._inner.abandon()
-
-
-def halved(rows: F32) -> F32:
-    """Rows [..., W] rounded to F16, but for those with a value that does not fit."""
-    with np.errstate(over="ignore"):
-        rounded: F32 = rows.astype(np.float16).astype(np.float32)
-    fits = np.isfinite(rounded).all(axis=-1, keepdims=True)
-    return np.where(fits, rounded, rows)

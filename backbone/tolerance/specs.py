@@ -108,19 +108,20 @@ def _own_backend(spec: BackendSpec, settings: Settings) -> DenseBackend | None:
 def open_backend_side(spec: BackendSpec, settings: Settings, *, context: int) -> Iterator[Side]:
     """A model on a backend, with workers where the side names some."""
     values = {"backend": spec.backend if spec.backend in BACKENDS else "auto", "workers": "0", **spec.settings}
-    values["context"] = context
+    values |= {"context": context, "wire": spec.wire}
     mine = settings.but({name: Setting(value, "side") for name, value in values.items()})
     with open_session(mine, backend=_own_backend(spec, mine)) as session:
         if "workers" in spec.settings and session.swarm is None:
             raise UsageError(f"{spec.text}: a dense model has nothing for workers to do")
         if idle := [worker.name for worker in session.workers() if not worker.experts]:
             raise UsageError(f"{spec.text}: {', '.join(idle)} would hold no expert; give fewer workers, or more memory")
-        experts = session.engine.experts
+        experts, classes = session.engine.experts, session.class_map().digest
+        is_emulated = spec.wire == "f16" and session.swarm is None
         yield ModelSide(
             session,
-            HalfWire(experts) if spec.wire == "f16" else experts,
+            HalfWire(experts) if is_emulated else experts,
             _told(spec, session),
-            numeric_class=f"{session.class_map().digest}{'' if spec.wire == 'f32' else ' wire f16'}",
+            numeric_class=f"{classes} wire f16" if is_emulated else classes,
             precision=spec.precision,
         )
 

@@ -96,6 +96,18 @@ def test_json_holds_what_scripts_rely_on() -> None:
     assert len(provenance["engine"]["sha256"]) == 64
 
 
+def test_rows_go_as_the_operator_wants_them() -> None:
+    plain, *half = (
+        json.loads(backbone("generate", PROMPT["prompt"], "-n", "8", "--json", "--digest", *args).stdout)
+        for args in ((), ("--wire", "f16"), ("--wire", "f16", "--workers", "3"))
+    )
+    assert half[0]["logits_sha256"] == half[1]["logits_sha256"] != plain["logits_sha256"]
+    maps = [result["provenance"]["class_map"] for result in (plain, *half)]
+    assert maps[0] != maps[1] == maps[2]
+    assert [r["provenance"]["backbone_class"].endswith(" wire-f16") for r in (plain, *half)] == [False, True, True]
+    assert "--wire: 'f8' is not one of f32, f16" in backbone("generate", "x", "--wire", "f8", code=2).stderr
+
+
 def test_how_many_answers_are_audited_is_the_operators_choice() -> None:
     every, none = (
         json.loads(backbone("generate", PROMPT["prompt"], "-n", "8", "--json", "--digest", "--audit", n).stdout)

@@ -205,6 +205,12 @@ def test_what_would_make_it_fit_does(planned: Planned) -> None:
     assert not planned("--worker-memory", str(3_000_000 + short["bytes"] // 2 - 200_000))["fits"]
 
 
+def test_rows_in_f16_take_less_time_on_the_wire(planned: Planned) -> None:
+    full, half = (planned("--node", "phone=500M@12.5", "--wire", wire)["token"] for wire in ("f32", "f16"))
+    assert 0 < half["wire"] < full["wire"]
+    assert (half["dense"], half["straggler"]) == (full["dense"], full["straggler"])
+
+
 def test_nodes_on_other_machines(planned: Planned) -> None:
     found = planned("--node", "gpu=2M@600/other/f16", "--node", "phone=5M@12.5", "--node", "box=0", "--workers", "1")
     is_consistent(found)

@@ -34,14 +34,14 @@ FIELDS = {
     "Slice": "expert part tensor type_id rows cols sha256",
     "ClassInfo": "name accumulation activations",
 }
-#: Rows in, with whose they are; rows out; weights of experts. Router scores would be float32 [rows, experts]: no slot.
-TENSORS = {"Run": [("f32", 2), ("i32", 2)], "Rows": [("f32", 2)], "Chunk": [("u8", 1)]}
+#: Rows in, with whose they are; rows out; weights of experts. Router scores would be floats [rows, experts]: no slot.
+TENSORS = {"Run": [("f32 f16", 2), ("i32", 2)], "Rows": [("f32 f16", 2)], "Chunk": [("u8", 1)]}
 
 
 def test_no_message_has_room_for_the_routers_matrix_or_scores() -> None:
     found = {kind.__name__: " ".join(f.name for f in dataclasses.fields(kind)) for kind in (*KINDS, Slice, ClassInfo)}
     assert found == FIELDS
-    slots = {k.__name__: [(r.dtype.value, len(r.extents)) for r in rules] for k, rules in frames._TENSORS.items()}
+    slots = {k.__name__: [(" ".join(r.dtypes), len(r.extents)) for r in rules] for k, rules in frames._TENSORS.items()}
     assert slots == TENSORS
     assert frames._TENSORS[next(k for k in KINDS if k.__name__ == "Run")][1].extents[1] == (2, 2)  # (row, expert)
 

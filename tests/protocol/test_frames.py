@@ -12,7 +12,7 @@ from wire import KINDS, fields_of, raw, tensors_of
 
 from protocol import PROTOCOL_VERSION
 from protocol.errors import ProtocolError, VersionMismatch
-from protocol.frames import decode_to_backbone, decode_to_worker, encode
+from protocol.frames import DType, decode_to_backbone, decode_to_worker, encode
 from protocol.messages import Attach, Chunk, Enrol, Enrolled, Fetch, Ready, Refused, Rows, Run, ToBackbone, Welcome
 from protocol.schema import one_line
 
@@ -33,10 +33,10 @@ def refusal(frames: list[bytes], decode: Any = decode_to_backbone) -> str:
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_round_trip(kind: type[Any], data: st.DataObject) -> None:
+@given(data=st.data(), floats=st.sampled_from([DType.F32, DType.F16]))
+def test_round_trip(kind: type[Any], data: st.DataObject, floats: DType) -> None:
     message = data.draw(fields_of(kind))
-    sent = tensors_of(message)
+    sent = tensors_of(message, floats)
     decode = decode_to_backbone if isinstance(message, ToBackbone) else decode_to_worker
     came, tensors = decode(raw(encode(message, sent)))
     assert came == message
@@ -87,6 +87,7 @@ def test_texts_cannot_write_to_a_terminal() -> None:
         ([], [], "carries 1 tensors; 0 frames came"),
         ([["f32", [2, 3]]], [b"x" * 23], "a frame of 23 bytes for a tensor of 24"),
         ([["f32", [2, 3]]], [b"x" * 24, b""], "carries 1 tensors; 2 frames came"),
+        ([["f16", [2, 3]]], [b"x" * 24], "a frame of 24 bytes for a tensor of 12"),
         ([["f64", [2, 3]]], [b"x" * 48], "'f64' with 2 dimensions is not allowed"),
         ([["i32", [2, 3]]], [b"x" * 24], "'i32' with 2 dimensions is not allowed"),
         ([["f32", [6]]], [b"x" * 24], "'f32' with 1 dimensions is not allowed"),

@@ -16,6 +16,7 @@ nan             rows that are not finite
 flip-epoch      answers of another epoch
 flip-seq        answers of a call that was never made
 shape           a row too few
+half            rows in F16, whatever was asked for
 garbage         bytes in place of the first answer
 hang            no answer ever
 die             the process kills itself in the middle of the first computation
@@ -26,7 +27,7 @@ class           declares another numeric class
 all-class       the same, of every process, also of those that have no other faults because of `first`
 i16             no lie: declares a class of 16-bit activations that nobody else has, and computes so
 device:KIND:N   an OpenCL device that fails: of KIND launch, gone, nan and memory, see faulty_device.py
-dtype           sends rows in a dtype that nobody takes
+dtype:KIND      says that it sends rows as this alone
 reconnect       breaks its connection and makes it again after the first answer
 flip:L.E        one bit is flipped in the stored weights of expert E of layer L
 swap:L.A.B      experts A and B of layer L are swapped
@@ -190,6 +191,8 @@ def _answer(self: Connection, message: Rows, tensors: Sequence[Any], faults: dic
         message = Rows(message.seq + 1000, message.epoch, message.compute_ns)
     if "shape" in faults:
         tensors = [frames.Tensor(frames.DType.F32, (rows.shape[0], rows.shape[1] - 1), rows[:, 1:].copy())]
+    if "half" in faults:
+        tensors = [frames.Tensor(frames.DType.F16, rows.shape, rows.astype(np.float16))]
     if "garbage" in faults:
         self.socket.send_multipart([b"\xc1", b"junk"])
         return True
@@ -232,7 +235,7 @@ def main() -> int:
             self.socket.send(_other_version(message))
             return True
         if isinstance(message, Hello) and "dtype" in faults:
-            message = replace(message, wire_dtypes=("f64",))
+            message = replace(message, wire_dtypes=(faults["dtype"],))
         return _plain_send(self, message, tensors)
 
     def add_chunk(self: Any, sha256: bytes, size: int, offset: int, data: Any) -> None:

@@ -39,14 +39,14 @@ def _values(hint: Any, bounds: Any) -> st.SearchStrategy[Any]:
     return _TEXT.map(lambda text: text[:most])
 
 
-def tensors_of(message: Message) -> tuple[Tensor, ...]:
-    """Tensors as the message has to carry them."""
-    rows = np.arange(6, dtype="<f4").reshape(2, 3)
+def tensors_of(message: Message, floats: DType = DType.F32) -> tuple[Tensor, ...]:
+    """Tensors as the message has to carry them; its rows as F32, or as F16."""
+    rows = np.arange(6, dtype="<f2" if floats is DType.F16 else "<f4").reshape(2, 3)
     if isinstance(message, Run):
         pairs = np.array([[0, 1], [1, 0], [1, 2]], "<i4")
-        return (Tensor(DType.F32, rows.shape, rows), Tensor(DType.I32, pairs.shape, pairs))
+        return (Tensor(floats, rows.shape, rows), Tensor(DType.I32, pairs.shape, pairs))
     if isinstance(message, Rows):
-        return (Tensor(DType.F32, rows.shape, rows),)
+        return (Tensor(floats, rows.shape, rows),)
     return (Tensor(DType.U8, (5,), b"bytes"),) if isinstance(message, Chunk) else ()
 
 

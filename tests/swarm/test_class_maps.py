@@ -291,6 +291,11 @@ def test_an_answer_tells_what_failures_cost_and_the_next_one_not(session: Sessio
     assert results.failures_as_json(session)["workers"] == ["local-2"]  # type: ignore[index]
 
 
+def test_what_is_not_kept_of_failures_is_counted() -> None:
+    worker = {**WORKER, "failed": 11, "failures": ["it hung", "it left"]}
+    assert results.worker_lines([worker], 0, None)[-3:] == ["w: failed 9 times before that", "w: it hung", "w: it left"]
+
+
 def test_the_line_of_what_failures_cost() -> None:
     failures = {"retried": 2, "hedged_won": 1, "hedged_lost": 3, "waited_seconds": 0.314}
     lines = results.worker_lines([WORKER], 0, failures)
@@ -310,6 +315,7 @@ WORKER = {
     "rows": 1,
     "seconds": 0.1,
     "state": "serving",
+    "failed": 0,
     "failures": [],
 }
 

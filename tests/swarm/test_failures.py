@@ -71,6 +71,7 @@ def test_workers_that_die_in_the_middle_of_a_call(model: TinyExperts, workers: i
         ("flip-epoch", "rows of epoch"),
         ("flip-seq", "which was never made"),
         ("shape", "asked for"),
+        ("half", "rows in F16, which it was not asked for"),
         ("garbage", "a message that cannot be read: a header that is no MessagePack"),
     ],
 )
@@ -147,9 +148,9 @@ def test_a_worker_that_cannot_load_its_experts_is_done_without(
         (faulty("die-at-start"), "its process ended with exit code 3: no luck today"),
         (
             faulty("version"),
-            r"the worker speaks protocol 2, the backbone 1: update expertswarm on the backbone's machine",
+            r"the worker speaks protocol 3, the backbone 2: update expertswarm on the backbone's machine",
         ),
-        (faulty("dtype"), "it sends rows as f64; the backbone takes f32"),
+        (faulty("dtype:f64"), "it sends rows as f64; the backbone takes f32"),
         (
             [sys.executable, "-c", "import no_such_module"],
             "ended with exit code 1: ModuleNotFoundError: No module named",

@@ -82,9 +82,9 @@ def bare(model: TinyExperts, request: pytest.FixtureRequest) -> Iterator[Bare]:
 
 def test_it_says_what_it_is_and_leaves_when_let_go(bare: Bare, model: TinyExperts) -> None:
     hello = bare.hear_greetings()
-    assert (hello.protocol, hello.backend, hello.memory_bytes, hello.cached) == (1, "numpy", 0, ())
+    assert (hello.protocol, hello.backend, hello.memory_bytes, hello.cached) == (2, "numpy", 0, ())
     assert str(hello.numeric_class) == str(model.numeric_class)
-    assert hello.wire_dtypes == ("f32",)
+    assert hello.wire_dtypes == ("f32", "f16")
     bare.say(Welcome("w"), Drain("done"))
     assert bare.hear() == Goodbye("drained")
     assert bare.end() == "its process ended with exit code 0"

@@ -89,6 +89,13 @@ def test_one_class_is_identical_at_every_level(tolerance: Run, other: str) -> No
         assert [case["b"] is not None for case in cases] == [case["is_expert"] for case in cases]
 
 
+def test_rows_on_a_half_precision_wire_have_the_same_bits_whoever_computes_them(tolerance: Run) -> None:
+    code, found = tolerance("--a", "native/wire=f16", "--b", "native/workers=native:2/wire=f16", "--levels", "2,3")
+    assert (code, states(found)) == (0, "-pp---")
+    assert all(found["levels"][level]["identical"] for level in "23")
+    assert found["b"]["class"].endswith(" wire-f16")
+
+
 def test_i16_is_not_fit_for_sensitive_layers(tolerance: Run) -> None:
     code, found = tolerance("--a", "native", "--b", "native/activations=i16", "--levels", "1,3")
     assert (code, states(found)) == (0, "s-p---")

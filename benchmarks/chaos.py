@@ -108,13 +108,56 @@ class Relay:
         self.cut()
 
 
+class RelayProcess:
+    """A relay in a process of its own: what it holds is none of the backbone's memory."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-P", str(Path(__file__).resolve()), "--relay", str(port)]
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True, bufsize=1
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input = self._process.stdin
+        self.port = int(self._process.stdout.readline())
+
+    def cut(self) -> None:
+        """End every connection."""
+        self._input.write("cut\n")
+
+    def hold(self, seconds: float) -> None:
+        """Let nothing through for so long."""
+        self._input.write(f"hold {seconds}\n")
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._input.close()
+        self._process.wait()
+
+
+def relay(port: int) -> int:
+    """This file as a relay: says where it listens, and does what standard input says until that ends."""
+    own = Relay(port)
+    print(own.port, flush=True)
+    for line in sys.stdin:
+        word, _, seconds = line.strip().partition(" ")
+        if word == "cut":
+            own.cut()
+        elif word == "hold":
+            own.hold(float(seconds))
+    own.close()
+    return 0
+
+
 @dataclass
 class Place:
     """One of the workers: what it is started with, again and again."""
 
     number: int
     backend: str
-    relay: Relay
+    relay: RelayProcess
     home: Path
     memory: int
     process: subprocess.Popen[bytes] | None = None
@@ -277,7 +320,10 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--relay", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.relay is not None:
+        return relay(args.relay)
     keep_heap_steady()  # as a server does
     kinds = [
         name
@@ -316,7 +362,7 @@ def main() -> int:
         def invite(relay_port: int) -> str:
             return str(new_invite(book, ("127.0.0.1",), relay_port, uses=1, ttl_s=3600, now=int(time.time())))
 
-        places = [Place(i, kind, Relay(port), folder / f"w{i}", half) for i, kind in enumerate(kinds)]
+        places = [Place(i, kind, RelayProcess(port), folder / f"w{i}", half) for i, kind in enumerate(kinds)]
         for place in places:
             place.start(invite)
             stack.callback(place.relay.close)

@@ -12,7 +12,7 @@ import zmq
 import zmq.auth.thread
 from zmq.utils import z85
 
-from protocol.frames import MAX_FRAME_BYTES
+from protocol.frames import MAX_FRAMES, MAX_WIRE_BYTES
 from protocol.repeats import Repeats
 
 from .lines import FIRST_BYTES, Lines
@@ -23,7 +23,6 @@ HEARTBEAT_MS = 1000
 SILENCE_MS = 5000  #: after which a connection is given up; a busy machine may hold a peer's thread back for a while
 HANDSHAKE_MS = 10_000
 QUEUE_MESSAGES = 256
-MOST_FRAMES = 8  #: of a message that are kept; none of the protocol has as many
 ROUTE_BYTES = 5  #: of a routing id that ZeroMQ made: a zero, and a number that began at random
 _DOMAIN = "expertswarm"
 
@@ -89,7 +88,7 @@ class Gate:
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.router_mandatory = True
         self.socket.linger = 0
-        self.socket.maxmsgsize = MAX_FRAME_BYTES
+        self.socket.maxmsgsize = MAX_WIRE_BYTES
         self.socket.sndhwm = self.socket.rcvhwm = QUEUE_MESSAGES
         self.socket.heartbeat_ivl = HEARTBEAT_MS
         self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS
@@ -126,7 +125,7 @@ class Gate:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
                 count += 1
                 nbytes += len(frame)
-                if len(frames) < MOST_FRAMES:
+                if len(frames) <= MAX_FRAMES:  # one more than any may have: it is refused
                     frames.append(frame.buffer)
         except zmq.Again:
             return None

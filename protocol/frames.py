@@ -1,5 +1,9 @@
 """Messages as ZeroMQ multiparts: a MessagePack header, then raw tensor frames, whose sizes are checked before any view.
 
+A tensor takes as many frames as it needs, all but the last of MAX_FRAME_BYTES. On a slow line a frame of 30 MB takes
+longer than the silence after which ZeroMQ gives a connection up, for it counts whole frames; and it encrypts one, sends
+it and decrypts it one after the other, where frames of a tensor go through all of that side by side.
+
 Header: a map of "kind", "fields" and "tensors" (a list of [dtype, shape]). No pickle; a peer names no types but by the
 closed sets here.
 """
@@ -33,7 +37,10 @@ from .messages import (
 from .schema import from_wire, one_line, to_wire
 
 MAX_HEADER_BYTES = 1 << 20
-MAX_FRAME_BYTES = 1 << 28
+MAX_FRAME_BYTES = 1 << 20
+MAX_TENSOR_BYTES = 1 << 28
+MAX_FRAMES = 2 + MAX_TENSOR_BYTES // MAX_FRAME_BYTES  #: of a message: header, a large tensor and a small one
+MAX_WIRE_BYTES = MAX_FRAME_BYTES + 64  #: of a frame with what CURVE adds to it
 #: What MessagePack may build of a header; nothing legal comes near.
 _LIMITS: Mapping[str, Any] = {
     "max_str_len": 4096,
@@ -86,13 +93,21 @@ _KEYS = {"kind", "fields", "tensors"}
 
 
 def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[Any]:
-    """The frames of a message: bytes, then each tensor's buffer as it is."""
+    """The frames of a message: bytes, then each tensor's buffer as it is, or views of it in pieces."""
     header = {
         "kind": type(message).__name__,
         "fields": to_wire(message),
         "tensors": [(t.dtype, t.shape) for t in tensors],
     }
-    return [msgpack.packb(header, default=to_wire), *[t.data for t in tensors]]
+    return [msgpack.packb(header, default=to_wire), *[piece for t in tensors for piece in _pieces(t.data)]]
+
+
+def _pieces(data: Any) -> Sequence[Any]:
+    nbytes = memoryview(data).nbytes
+    if nbytes <= MAX_FRAME_BYTES:
+        return (data,)
+    flat = memoryview(data).cast("B")
+    return [flat[at : at + MAX_FRAME_BYTES] for at in range(0, nbytes, MAX_FRAME_BYTES)]
 
 
 def decode_to_backbone(frames: Sequence[Any]) -> tuple[ToBackbone, tuple[Tensor, ...]]:
@@ -140,12 +155,21 @@ def _check_version(fields: Any) -> None:
 
 def _tensors(kind: type[Any], specs: Any, frames: Sequence[Any]) -> tuple[Tensor, ...]:
     rules = _TENSORS.get(kind, ())
-    if type(specs) is not list or len(specs) != len(rules) or len(frames) != len(rules) + 1:
-        raise ProtocolError(f"{kind.__name__} carries {len(rules)} tensors; {len(frames) - 1} frames came")
-    return tuple([_tensor(kind, *each) for each in zip(rules, specs, frames[1:], strict=True)])
+    if type(specs) is not list or len(specs) != len(rules):
+        raise ProtocolError(f"{kind.__name__} carries {len(rules)} tensors")
+    found, at = list[Tensor](), 1
+    for rule, spec in zip(rules, specs, strict=True):
+        dtype, shape, size = _described(kind, rule, spec)
+        after = at + max(1, -(-size // MAX_FRAME_BYTES))
+        found.append(Tensor(dtype, shape, _joined(kind, size, frames[at:after])))
+        at = after
+    if at != len(frames):
+        raise ProtocolError(f"{kind.__name__}: {len(frames) - 1} frames came, and its tensors have {at - 1}")
+    return tuple(found)
 
 
-def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
+def _described(kind: type[Any], rule: _Rule, spec: Any) -> tuple[DType, tuple[int, ...], int]:
+    """A tensor's dtype, shape and bytes."""
     if type(spec) is not list or len(spec) != 2 or type(spec[1]) is not list:
         raise ProtocolError(f"{kind.__name__}: a tensor is described by its dtype and its shape")
     dtype, shape = spec
@@ -153,13 +177,25 @@ def _tensor(kind: type[Any], rule: _Rule, spec: Any, frame: Any) -> Tensor:
         named = f"{one_line(dtype, 16)!r} with {len(shape)} dimensions"
         raise ProtocolError(f"{kind.__name__}: a tensor of {named} is not allowed")
     kind_of_item = DType(dtype)
-    size, view = _ITEM_BYTES[kind_of_item], memoryview(frame)
+    size = _ITEM_BYTES[kind_of_item]
     for extent, (least, most) in zip(shape, rule.extents, strict=True):
         if type(extent) is not int or not least <= extent <= most:
             raise ProtocolError(f"{kind.__name__}: an extent of {one_line(extent, 32)}, not from {least} to {most}")
         size *= extent
-    if size > MAX_FRAME_BYTES:
-        raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes; at most {MAX_FRAME_BYTES} are allowed")
-    if view.nbytes != size:
-        raise ProtocolError(f"{kind.__name__}: a frame of {view.nbytes} bytes for a tensor of {size}")
-    return Tensor(kind_of_item, tuple(shape), view)
+    if size > MAX_TENSOR_BYTES:
+        raise ProtocolError(f"{kind.__name__}: a tensor of {size} bytes; at most {MAX_TENSOR_BYTES} are allowed")
+    return kind_of_item, tuple(shape), size
+
+
+def _joined(kind: type[Any], size: int, frames: Sequence[Any]) -> Any:
+    """The bytes of a tensor of this size: a view of its frame, or of several a copy."""
+    views = [memoryview(frame) for frame in frames]
+    left = size
+    for view in views:
+        if view.nbytes != min(left, MAX_FRAME_BYTES):
+            due = f"due were {min(left, MAX_FRAME_BYTES)}, of a tensor of {size}"
+            raise ProtocolError(f"{kind.__name__}: a frame of {view.nbytes} bytes; {due}")
+        left -= view.nbytes
+    if left or not views:
+        raise ProtocolError(f"{kind.__name__}: {size - left} bytes came of a tensor of {size}")
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from wire import KINDS, fields_of, raw, tensors_of
 
 from protocol import PROTOCOL_VERSION
 from protocol.errors import ProtocolError, VersionMismatch
-from protocol.frames import DType, decode_to_backbone, decode_to_worker, encode
+from protocol.frames import MAX_FRAME_BYTES, DType, Tensor, decode_to_backbone, decode_to_worker, encode
 from protocol.messages import Attach, Chunk, Enrol, Enrolled, Fetch, Ready, Refused, Rows, Run, ToBackbone, Welcome
 from protocol.schema import one_line
 
@@ -84,10 +85,10 @@ def test_texts_cannot_write_to_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("specs", "frames", "told"),
     [
-        ([], [], "carries 1 tensors; 0 frames came"),
-        ([["f32", [2, 3]]], [b"x" * 23], "a frame of 23 bytes for a tensor of 24"),
-        ([["f32", [2, 3]]], [b"x" * 24, b""], "carries 1 tensors; 2 frames came"),
-        ([["f16", [2, 3]]], [b"x" * 24], "a frame of 24 bytes for a tensor of 12"),
+        ([], [], "carries 1 tensors"),
+        ([["f32", [2, 3]]], [b"x" * 23], "a frame of 23 bytes; due were 24, of a tensor of 24"),
+        ([["f32", [2, 3]]], [b"x" * 24, b""], "2 frames came, and its tensors have 1"),
+        ([["f16", [2, 3]]], [b"x" * 24], "a frame of 24 bytes; due were 12, of a tensor of 12"),
         ([["f64", [2, 3]]], [b"x" * 48], "'f64' with 2 dimensions is not allowed"),
         ([["i32", [2, 3]]], [b"x" * 24], "'i32' with 2 dimensions is not allowed"),
         ([["f32", [6]]], [b"x" * 24], "'f32' with 1 dimensions is not allowed"),
@@ -102,6 +103,36 @@ def test_texts_cannot_write_to_a_terminal() -> None:
 def test_tensors_are_checked(specs: Any, frames: list[bytes], told: str) -> None:
     fields = {"seq": 1, "epoch": 1, "compute_ns": 1}
     assert told in refusal([header("Rows", fields, specs), *frames])
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 512, 600])
+def test_a_large_tensor_comes_in_pieces(rows: int) -> None:
+    width = MAX_FRAME_BYTES // 1024  # 256 rows are a frame
+    x = np.arange(rows * width, dtype="<f4").reshape(rows, width)
+    frames = encode(Rows(1, 1, 1), [Tensor(DType.F32, x.shape, x)])
+    sizes = [memoryview(frame).nbytes for frame in frames[1:]]
+    assert sizes == [MAX_FRAME_BYTES] * (x.nbytes // MAX_FRAME_BYTES) + [x.nbytes % MAX_FRAME_BYTES] * (rows % 256 > 0)
+    _, (tensor,) = decode_to_backbone(raw(frames))
+    assert (tensor.shape, bytes(tensor.data)) == (x.shape, x.tobytes())
+
+
+BIG = [["f32", [512, MAX_FRAME_BYTES // 1024]]]
+PIECE = bytes(MAX_FRAME_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ([PIECE], "1048576 bytes came of a tensor of 2097152"),
+        ([PIECE * 2], "a frame of 2097152 bytes; due were 1048576, of a tensor of 2097152"),
+        ([PIECE, PIECE[1:]], "a frame of 1048575 bytes; due were 1048576"),
+        ([PIECE, PIECE[1:], b"x"], "a frame of 1048575 bytes; due were 1048576"),
+        ([PIECE, PIECE, b""], "3 frames came, and its tensors have 2"),
+        ([], "0 bytes came"),
+    ],
+)
+def test_pieces_are_of_their_size(frames: list[bytes], told: str) -> None:
+    assert told in refusal([header("Rows", {"seq": 1, "epoch": 1, "compute_ns": 1}, BIG), *frames])
 
 
 def test_pairs_are_pairs() -> None:

@@ -12,7 +12,7 @@ import zmq
 import zmq.auth.thread
 from zmq.utils import z85
 
-from protocol.frames import MAX_FRAMES, MAX_WIRE_BYTES
+from protocol.frames import MAX_FRAMES, MAX_TENSOR_BYTES
 from protocol.repeats import Repeats
 
 from .lines import FIRST_BYTES, Lines
@@ -88,7 +88,9 @@ class Gate:
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.router_mandatory = True
         self.socket.linger = 0
-        self.socket.maxmsgsize = MAX_WIRE_BYTES
+        self.socket.maxmsgsize = (
+            MAX_TENSOR_BYTES  # of a frame: ZeroMQ hangs up and tells nobody; `lines` counts, far below
+        )
         self.socket.sndhwm = self.socket.rcvhwm = QUEUE_MESSAGES
         self.socket.heartbeat_ivl = HEARTBEAT_MS
         self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS

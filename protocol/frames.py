@@ -40,7 +40,6 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_FRAME_BYTES = 1 << 20
 MAX_TENSOR_BYTES = 1 << 28
 MAX_FRAMES = 2 + MAX_TENSOR_BYTES // MAX_FRAME_BYTES  #: of a message: header, a large tensor and a small one
-MAX_WIRE_BYTES = MAX_FRAME_BYTES + 64  #: of a frame with what CURVE adds to it
 #: What MessagePack may build of a header; nothing legal comes near.
 _LIMITS: Mapping[str, Any] = {
     "max_str_len": 4096,

@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from protocol.frames import MAX_WIRE_BYTES, Tensor, encode
+from protocol.frames import MAX_TENSOR_BYTES, Tensor, encode
 from protocol.messages import Message
 
 from .errors import Break, LinkBroken
@@ -42,7 +42,7 @@ class Connection:
         self.socket.curve_serverkey = session.server_key.encode()
         self.socket.curve_publickey = session.public_key.encode()
         self.socket.curve_secretkey = session.secret_key.encode()
-        self.socket.maxmsgsize = MAX_WIRE_BYTES
+        self.socket.maxmsgsize = MAX_TENSOR_BYTES
         self.socket.sndhwm = self.socket.rcvhwm = QUEUE_MESSAGES
         self.socket.heartbeat_ivl = HEARTBEAT_MS
         self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS

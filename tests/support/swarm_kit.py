@@ -138,7 +138,10 @@ def swarm_of(model: TinyExperts, workers: int, **options: Any) -> Iterator[Swarm
         pids = pids_of(swarm)
         yield swarm
     assert not [pid for pid in pids if is_alive(pid)]
-    assert open_handles() == before
+    until = time.monotonic() + 10
+    while (after := open_handles()) != before and time.monotonic() < until:
+        os.sched_yield()  # a client of this test's own, which is still there, tries to connect again now and then
+    assert after == before
 
 
 def pids_of(swarm: Swarm) -> list[int]:

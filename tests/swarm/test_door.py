@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from backbone import local_workers
 from backbone.gate import Gate, Sent, new_key_pair
+from protocol import PROTOCOL_VERSION
 from protocol.capabilities import ClassInfo
 from protocol.frames import decode_to_worker, encode
 from protocol.messages import Attach, Chunk, Fetch, Hello, Ready, Refused, Rows, Welcome
@@ -204,7 +205,7 @@ def test_a_second_connection_of_a_key_replaces_the_first_and_gets_only_what_it_w
     with swarm_of(model, 1) as swarm:
         assert ask(swarm, 0, x, ids).tobytes() == wanted
         client = dealer(swarm._gate.endpoint, swarm._gate.public_key, keys_made[0])
-        client.send_multipart(encode(Hello(1, "b", "numpy", "d", kind, ("f32",), 0, ())))
+        client.send_multipart(encode(Hello(PROTOCOL_VERSION, "b", "numpy", "d", kind, ("f32",), 0, ())))
         while not client.poll(0):
             assert ask(swarm, 0, x, ids).tobytes() == wanted
         came = [decode_to_worker(client.recv_multipart())[0] for _ in range(1 + model.layers)]
@@ -213,7 +214,7 @@ def test_a_second_connection_of_a_key_replaces_the_first_and_gets_only_what_it_w
         assert len(slices) == model.layers * model.experts * 3
 
         weights = dealer(swarm._gate.endpoint, swarm._gate.public_key, keys_made[0])
-        weights.send_multipart(encode(Attach(1)))
+        weights.send_multipart(encode(Attach(PROTOCOL_VERSION)))
         for fetch in (Fetch(min(slices), 0, 9), Fetch(bytes(32), 0, 9), Fetch(min(slices), 1 << 30, 9)):
             weights.send_multipart(encode(fetch))
         answers: list[Any] = []

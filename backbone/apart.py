@@ -20,6 +20,7 @@ class Question:
     pairs: I32
     on_rows: Callable[[F32], None]  #: the answer [P, width], finite or not; it lasts as long as the call
     on_failed: Callable[[], None]
+    is_exact: bool = True  #: the answer may not be rounded on its way; else it is asked for like any other
 
 
 class Apart:
@@ -45,6 +46,10 @@ class Apart:
         """What a call's worker needs."""
         question = self._open[call.seq]
         return question.x, question.pairs
+
+    def is_exact(self, call: Call) -> bool:
+        """Whether a call's answer may not be rounded."""
+        return self._open[call.seq].is_exact
 
     def answered(self, call: Call, rows: F32) -> None:
         """Its rows came."""

@@ -20,7 +20,7 @@ from .audit import Sampler, room
 from .batch import Batch, Places
 from .calls import Call
 from .dispatch import Dispatcher
-from .oracle import Oracle, differing, distance, same_bits
+from .oracle import Oracle, differing, same_bits
 from .probing import Todo
 from .roster import Peer, Roster
 from .wire import Wire
@@ -134,11 +134,12 @@ class Auditor:
             if other.report.numeric_class != audit.numeric_class:  # it was found out meanwhile
                 alone()
                 return
-            rounded = self._wire.rounded(again)  # as what is audited was: nothing that is asked apart is
+            rounded = self._wire.rounded(again)  # as what is audited was, in whatever kind this came
             for expert in experts:
                 self._compare(audit, expert, other, rounded[audit.pairs[at, 1] == expert])
 
-        question = Question(audit.x if len(rows) == len(audit.x) else audit.x[rows], pairs, compare, alone)
+        x = audit.x if len(rows) == len(audit.x) else audit.x[rows]
+        question = Question(x, pairs, compare, alone, is_exact=False)
         if not self._apart.ask(checker, audit.call.layer, audit.call.width, question):
             alone()
 
@@ -171,7 +172,8 @@ class Auditor:
     def _judge(self, audit: _Audit, expert: int, at: Places, other: Peer | None, again: F32 | None) -> None:
         """The backbone's verdict on an expert's rows at some places, and on those of whoever computed them again."""
         layer, x, given = audit.call.layer, audit.x[audit.pairs[at, 0]], audit.given[at]
-        own = self._rows(audit.numeric_class, layer, expert, x)
+        own = self._oracle.rows(audit.numeric_class, layer, expert, x)
+        own = None if own is None else self._wire.rounded(own)
         guilty: list[tuple[Peer, Finding]] = []
         if self._is_wrong(audit, layer, expert, x, given, own):
             if not audit.is_bad:
@@ -192,15 +194,11 @@ class Auditor:
         if own is not None:
             return not same_bits(rows, own)
         # Near to the backbone's own rows is near enough to the exact ones, which take much longer to compute.
-        near, bar = self._rows(self._oracle.own_class, layer, expert, x), self._wire.bar(audit.peer.bar)
-        if near is not None and distance(rows, near) <= bar / 2:
+        near, bar = self._oracle.rows(self._oracle.own_class, layer, expert, x), audit.peer.bar
+        if near is not None and self._wire.is_within(rows, near, bar / 2):
             return False
-        return self._error(layer, expert, x, rows) > bar
-
-    def _rows(self, numeric_class: str, layer: int, expert: int, x: F32) -> F32 | None:
-        """The rows of a class, as they would have come over the wire."""
-        rows = self._oracle.rows(numeric_class, layer, expert, x)
-        return None if rows is None else self._wire.rounded(rows)
+        with np.errstate(all="ignore"):
+            return not self._wire.is_within(rows, self._oracle.exact(layer, expert, x), bar)
 
     def _error(self, layer: int, expert: int, x: F32, rows: F32) -> float:
         return self._oracle.error(layer, expert, x, rows)

@@ -434,9 +434,9 @@ class Joining:
             peer.report.state, peer.report.experts = "unfit", 0
             self._advance()  # nobody waits for it any more
 
-    def forget(self, peer: Peer) -> None:
-        """Keep a worker that is lost in mind no more."""
-        self._roster.forget(peer)
+    def forget(self, peer: Peer, *, is_gone: bool = False) -> None:
+        """Keep a worker that is lost in mind no more; `is_gone`: for ever."""
+        self._roster.forget(peer, is_gone=is_gone)
         self._dispatcher.forget(peer.name)
 
     def gone(self, peer: Peer) -> None:

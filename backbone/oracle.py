@@ -89,9 +89,13 @@ class Oracle:
 
     def error(self, layer: int, expert: int, x: F32, rows: F32) -> float:
         """The largest relative L2 distance of rows [n, D] from the exact ones for x [n, D]."""
+        return distance(rows, self.exact(layer, expert, x))
+
+    def exact(self, layer: int, expert: int, x: F32) -> NDArray[np.float64]:
+        """The rows [n, D] in float64 for x [n, D]. What overflows is as far off as can be."""
         try:
-            with np.errstate(all="ignore"):  # what overflows is as far off as can be
-                return distance(rows, exact.expert_rows(expert_of(self._model, layer, expert), x))
+            with np.errstate(all="ignore"):
+                return exact.expert_rows(expert_of(self._model, layer, expert), x)
         finally:
             self._model.release(layer)
 

@@ -157,12 +157,12 @@ class Peer:
         self.is_barred = self.is_barred or not is_trusted
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Earlier:
     """Workers that were lost long ago, together."""
 
-    workers: int = 0
-    tally: Tally = field(default_factory=Tally)
+    workers: int
+    tally: Tally
 
 
 class Roster:
@@ -171,8 +171,8 @@ class Roster:
     def __init__(self) -> None:
         self._by_key: dict[bytes, Peer] = {}
         self._by_name: dict[str, Peer] = {}
-        self._barred = set[bytes]()  #: of those that are forgotten
-        self.earlier = Earlier()  #: those that are forgotten
+        self._forgotten: dict[bytes, bool] = {}  #: keys, and whether they are barred
+        self._earlier_tally = Tally()
         self.dropped = 0  #: messages and answers that were not used
         self._repeats = Repeats()
 
@@ -195,7 +195,7 @@ class Roster:
 
     def add(self, peer: Peer) -> None:
         """A worker was started, or came in, under a name that is nobody's."""
-        peer.is_barred = peer.is_barred or peer.key in self._barred
+        peer.is_barred = self._forgotten.pop(peer.key, False) or peer.is_barred
         self._by_key[peer.key] = peer
         self._by_name[peer.name] = peer
 
@@ -204,13 +204,20 @@ class Roster:
         lost = [p for p in self if p.is_lost and not p.is_local and not p.is_caught]
         return sorted(lost, key=lambda peer: peer.lost_s)[: max(0, len(lost) - MOST_LOST)]
 
-    def forget(self, peer: Peer) -> None:
-        """A lost worker counts among the earlier ones from now on; under its key it may come back, unless barred."""
+    def forget(self, peer: Peer, *, is_gone: bool = False) -> None:
+        """A lost worker counts among the earlier ones from now on; under its key it may come back, unless barred.
+
+        `is_gone`: it was revoked, and never comes back.
+        """
         del self._by_key[peer.key], self._by_name[peer.name]
-        if peer.is_barred:
-            self._barred.add(peer.key)
-        self.earlier.workers += 1
-        self.earlier.tally.add(peer.report.tally)
+        if not is_gone:
+            self._forgotten[peer.key] = peer.is_barred
+        self._earlier_tally.add(peer.report.tally)
+
+    @property
+    def earlier(self) -> Earlier:
+        """Those that are forgotten: how many have not come back, and what all of them cost."""
+        return Earlier(len(self._forgotten), self._earlier_tally)
 
     def of_key(self, key: bytes) -> Peer | None:
         """Whose key this is."""

@@ -56,7 +56,7 @@ from .roster import Earlier, LiveWorker, Peer, Roster, WorkerReport
 from .slice_digests import SliceDigests
 from .trust import Checks, Trust
 from .weights import SliceServer
-from .wire import Wire, received
+from .wire import NOT_ASKED_FOR, Wire, received
 
 __all__ = ["Swarm", "WorkerReport", "WorkerSpec"]
 
@@ -364,7 +364,7 @@ class Swarm:
             self._looked_s = time.monotonic()
             for peer in self._joining.revoked(self._door):
                 self._act(self._joining.lose(peer, "it was revoked"))
-                self._joining.forget(peer)
+                self._joining.forget(peer, is_gone=True)
             self._act(self._joining.look_for_gone())
             self._joining.go_on()
         return heard
@@ -418,15 +418,14 @@ class Swarm:
 
     def _on_rows(self, peer: Peer, message: Rows, tensor: Tensor) -> None:
         if not self._wire.admits(tensor):
-            reason = "rows in F16, which it was not asked for"
-            self._act(self._dispatcher.garbage(peer.name, reason, time.monotonic()))
+            self._act(self._dispatcher.garbage(peer.name, NOT_ASKED_FOR, time.monotonic()))
             return
         rows = received(tensor)
         actions = self._dispatcher.answered(
             peer.name,
             message.seq,
             message.epoch,
-            tensor.shape,
+            rows.shape,
             time.monotonic(),
             is_finite=is_finite(rows),
             compute_s=message.compute_ns / 1e9,
@@ -474,7 +473,8 @@ class Swarm:
         """A call with its message, and whether a copy of that costs less than keeping it."""
         is_apart = call.ticket == APART
         x, pairs = self._trust.request(call) if is_apart else self._open[call.ticket].batch.request(call.experts)
-        tensors = [self._wire.sent(x, is_apart=is_apart), Tensor(DType.I32, pairs.shape, pairs)]
+        is_exact = is_apart and self._trust.is_exact(call)
+        tensors = [self._wire.sent(x, is_exact=is_exact), Tensor(DType.I32, pairs.shape, pairs)]
         run = Run(call.seq, call.epoch, call.layer)
         return call, encode(run, tensors), x.nbytes < COPY_BELOW_BYTES
 

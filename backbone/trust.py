@@ -102,6 +102,10 @@ class Trust:
         """What the worker of a call that is asked apart needs: rows, and pairs of (row, expert)."""
         return self._apart.request(call)
 
+    def is_exact(self, call: Call) -> bool:
+        """Whether the answer to a call that is asked apart may not be rounded on its way."""
+        return self._apart.is_exact(call)
+
     def rows_of(self, worker: str, layer: int, x: F32, pairs: I32, pump: Callable[[], object]) -> F32:
         """A worker's rows [P, D], asked for apart and waited for. BackboneError when they do not come."""
         found = list[F32 | None]()

@@ -1,8 +1,8 @@
 """Messages as ZeroMQ multiparts: a MessagePack header, then raw tensor frames, whose sizes are checked before any view.
 
-A tensor takes as many frames as it needs, all but the last of MAX_FRAME_BYTES. On a slow line a frame of 30 MB takes
-longer than the silence after which ZeroMQ gives a connection up, for it counts whole frames; and it encrypts one, sends
-it and decrypts it one after the other, where frames of a tensor go through all of that side by side.
+Rows take as many frames as they need, all but the last of PIECE_BYTES. On a slow line a frame of 30 MB takes longer
+than the silence after which ZeroMQ gives a connection up, for it counts whole frames; and it encrypts one, sends it and
+decrypts it one after the other, where the pieces of a tensor go through all of that side by side.
 
 Header: a map of "kind", "fields" and "tensors" (a list of [dtype, shape]). No pickle; a peer names no types but by the
 closed sets here.
@@ -37,9 +37,9 @@ from .messages import (
 from .schema import from_wire, one_line, to_wire
 
 MAX_HEADER_BYTES = 1 << 20
-MAX_FRAME_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18  #: 5 s of silence mean less than 52 KB/s
 MAX_TENSOR_BYTES = 1 << 28
-MAX_FRAMES = 2 + MAX_TENSOR_BYTES // MAX_FRAME_BYTES  #: of a message: header, a large tensor and a small one
+MAX_FRAMES = 6 + MAX_TENSOR_BYTES // PIECE_BYTES  #: of a message: header, a large tensor, and MAX_PAIRS pairs
 #: What MessagePack may build of a header; nothing legal comes near.
 _LIMITS: Mapping[str, Any] = {
     "max_str_len": 4096,
@@ -98,15 +98,23 @@ def encode(message: Message, tensors: Sequence[Tensor] = ()) -> list[Any]:
         "fields": to_wire(message),
         "tensors": [(t.dtype, t.shape) for t in tensors],
     }
-    return [msgpack.packb(header, default=to_wire), *[piece for t in tensors for piece in _pieces(t.data)]]
+    frames = [msgpack.packb(header, default=to_wire)]
+    for tensor in tensors:
+        frames += _pieces(tensor.data, _piece_bytes(tensor.dtype))
+    return frames
 
 
-def _pieces(data: Any) -> Sequence[Any]:
+def _piece_bytes(dtype: DType) -> int:
+    """Of each frame of a tensor but the last. Bytes of weights come in one: how many follows the line."""
+    return MAX_CHUNK_BYTES if dtype is DType.U8 else PIECE_BYTES
+
+
+def _pieces(data: Any, piece_bytes: int) -> Sequence[Any]:
     nbytes = memoryview(data).nbytes
-    if nbytes <= MAX_FRAME_BYTES:
+    if nbytes <= piece_bytes:
         return (data,)
     flat = memoryview(data).cast("B")
-    return [flat[at : at + MAX_FRAME_BYTES] for at in range(0, nbytes, MAX_FRAME_BYTES)]
+    return [flat[at : at + piece_bytes] for at in range(0, nbytes, piece_bytes)]
 
 
 def decode_to_backbone(frames: Sequence[Any]) -> tuple[ToBackbone, tuple[Tensor, ...]]:
@@ -159,8 +167,9 @@ def _tensors(kind: type[Any], specs: Any, frames: Sequence[Any]) -> tuple[Tensor
     found, at = list[Tensor](), 1
     for rule, spec in zip(rules, specs, strict=True):
         dtype, shape, size = _described(kind, rule, spec)
-        after = at + max(1, -(-size // MAX_FRAME_BYTES))
-        found.append(Tensor(dtype, shape, _joined(kind, size, frames[at:after])))
+        piece_bytes = _piece_bytes(dtype)
+        after = at + max(1, -(-size // piece_bytes))
+        found.append(Tensor(dtype, shape, _joined(kind, size, piece_bytes, frames[at:after])))
         at = after
     if at != len(frames):
         raise ProtocolError(f"{kind.__name__}: {len(frames) - 1} frames came, and its tensors have {at - 1}")
@@ -186,13 +195,13 @@ def _described(kind: type[Any], rule: _Rule, spec: Any) -> tuple[DType, tuple[in
     return kind_of_item, tuple(shape), size
 
 
-def _joined(kind: type[Any], size: int, frames: Sequence[Any]) -> Any:
+def _joined(kind: type[Any], size: int, piece_bytes: int, frames: Sequence[Any]) -> Any:
     """The bytes of a tensor of this size: a view of its frame, or of several a copy."""
     views = [memoryview(frame) for frame in frames]
     left = size
     for view in views:
-        if view.nbytes != min(left, MAX_FRAME_BYTES):
-            due = f"due were {min(left, MAX_FRAME_BYTES)}, of a tensor of {size}"
+        if view.nbytes != min(left, piece_bytes):
+            due = f"due were {min(left, piece_bytes)}, of a tensor of {size}"
             raise ProtocolError(f"{kind.__name__}: a frame of {view.nbytes} bytes; {due}")
         left -= view.nbytes
     if left or not views:

@@ -76,8 +76,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The answer to a Run. Tensor: rows [pairs, width] float32, in the order of the Run's pairs; or float16, where the
-    Run's rows were that and all of these fit.
+    """The answer to a Run. Tensor: rows in the order of the Run's pairs, [pairs, width] float32; or, where the Run's
+    were, [pairs, width + 1] float16, the last value of each being the exponent of two by which it is scaled.
     """
 
     seq: int
@@ -159,7 +159,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute expert rows. Tensors: x [rows, width] float32 or float16; pairs [pairs, 2] int32 (row of x, expert)."""
+    """Compute expert rows. Tensors: x [rows, width] float32, or [rows, width + 1] float16 as in Rows; pairs [pairs, 2]
+    int32 of (row of x, expert).
+    """
 
     seq: int
     epoch: int

@@ -83,16 +83,22 @@ class Connection:
         return frames
 
     def send(self, message: Message, tensors: Sequence[Tensor] = ()) -> bool:
-        """Send without blocking; False when the queue is full, for the backbone takes nothing any more."""
+        """Send without blocking; False when the queue is full, for the backbone takes nothing any more, or when the
+        connection broke in the middle of the message.
+        """
         header, *rest = encode(message, tensors)
         try:
             self.socket.send(header, zmq.NOBLOCK | (zmq.SNDMORE if rest else 0))
         except zmq.Again:
             return False
+        is_whole = True
         for i, data in enumerate(rest, 1):
             copy = memoryview(data).nbytes < COPY_BELOW_BYTES
-            self.socket.send(data, zmq.NOBLOCK | (zmq.SNDMORE if i < len(rest) else 0), copy=copy)
-        return True
+            try:
+                self.socket.send(data, zmq.NOBLOCK | (zmq.SNDMORE if i < len(rest) else 0), copy=copy)
+            except zmq.Again:
+                is_whole = False  # ZeroMQ drops what is left of the message: it is to be sent all the same
+        return is_whole
 
     def close(self) -> None:
         """Close; what was sent last gets a moment to go out."""

@@ -20,7 +20,7 @@ from kernels.interface import Backend
 from protocol import PROTOCOL_VERSION
 from protocol.capabilities import WIRE_DTYPES, ClassInfo
 from protocol.errors import ProtocolError
-from protocol.frames import DType, Tensor, decode_to_worker
+from protocol.frames import Tensor, decode_to_worker
 from protocol.messages import Assign, Attach, Chunk, Drain, Failed, Hello, Refused, Rows, Run, Welcome
 from protocol.repeats import Repeats
 from protocol.schema import one_line
@@ -241,8 +241,8 @@ class Runtime:
             self._calls.send(Failed(run.seq, run.epoch, reason))
             return
         self.activity.calls += 1
-        kind, packed_rows = packed(rows, x.dtype.value)
-        if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(DType(kind), rows.shape, packed_rows)]):
+        carried = packed(rows, x.dtype.value)
+        if not self._calls.send(Rows(run.seq, run.epoch, compute_ns), [Tensor(x.dtype, carried.shape, carried)]):
             self._warn("the backbone takes no answers", f"that of call {run.seq} is dropped")
 
     def _warn(self, what: str, of: str) -> None:

@@ -206,10 +206,7 @@ class _ModelWalk:
 
 
 class HalfWire:
-    """Experts behind a wire that carries F16: rows are rounded on their way there and back.
-
-    A row with a value beyond F16's range goes as it is.
-    """
+    """Experts behind a wire that carries F16: rows are rounded on their way there and back, as a swarm's are."""
 
     is_here = False
 

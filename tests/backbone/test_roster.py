@@ -51,6 +51,23 @@ def test_what_the_forgotten_cost_is_still_counted() -> None:
     assert (sum_of.retried, sum_of.hedged_won, sum_of.hedged_lost, sum_of.waited_s) == (3, 30, 300, 1.0)
 
 
+def test_who_comes_back_is_no_earlier_worker_and_who_was_revoked_neither() -> None:
+    here = Roster()
+    for number in range(3):
+        gone = peer(number, lost_s=0.0)
+        gone.report.tally.retried = 1
+        here.add(gone)
+        here.forget(gone, is_gone=number == 0)
+    assert here.earlier.workers == 2
+    for _ in range(3):
+        back = peer(1, lost_s=1.0)
+        here.add(back)
+        assert here.earlier.workers == 1
+        here.forget(back)
+        assert here.earlier.workers == 2
+    assert here.earlier.tally.retried == 3
+
+
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_who_is_barred_stays_so(is_trusted: bool) -> None:
     here, gone = Roster(), peer(1, lost_s=0.0, is_trusted=is_trusted)

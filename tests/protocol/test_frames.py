@@ -13,7 +13,7 @@ from wire import KINDS, fields_of, raw, tensors_of
 
 from protocol import PROTOCOL_VERSION
 from protocol.errors import ProtocolError, VersionMismatch
-from protocol.frames import MAX_FRAME_BYTES, DType, Tensor, decode_to_backbone, decode_to_worker, encode
+from protocol.frames import PIECE_BYTES, DType, Tensor, decode_to_backbone, decode_to_worker, encode
 from protocol.messages import Attach, Chunk, Enrol, Enrolled, Fetch, Ready, Refused, Rows, Run, ToBackbone, Welcome
 from protocol.schema import one_line
 
@@ -107,26 +107,26 @@ def test_tensors_are_checked(specs: Any, frames: list[bytes], told: str) -> None
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 512, 600])
 def test_a_large_tensor_comes_in_pieces(rows: int) -> None:
-    width = MAX_FRAME_BYTES // 1024  # 256 rows are a frame
+    width = PIECE_BYTES // 1024  # 256 rows are a frame
     x = np.arange(rows * width, dtype="<f4").reshape(rows, width)
     frames = encode(Rows(1, 1, 1), [Tensor(DType.F32, x.shape, x)])
     sizes = [memoryview(frame).nbytes for frame in frames[1:]]
-    assert sizes == [MAX_FRAME_BYTES] * (x.nbytes // MAX_FRAME_BYTES) + [x.nbytes % MAX_FRAME_BYTES] * (rows % 256 > 0)
+    assert sizes == [PIECE_BYTES] * (x.nbytes // PIECE_BYTES) + [x.nbytes % PIECE_BYTES] * (rows % 256 > 0)
     _, (tensor,) = decode_to_backbone(raw(frames))
     assert (tensor.shape, bytes(tensor.data)) == (x.shape, x.tobytes())
 
 
-BIG = [["f32", [512, MAX_FRAME_BYTES // 1024]]]
-PIECE = bytes(MAX_FRAME_BYTES)
+BIG = [["f32", [512, PIECE_BYTES // 1024]]]
+PIECE = bytes(PIECE_BYTES)
 
 
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
-        ([PIECE], "1048576 bytes came of a tensor of 2097152"),
-        ([PIECE * 2], "a frame of 2097152 bytes; due were 1048576, of a tensor of 2097152"),
-        ([PIECE, PIECE[1:]], "a frame of 1048575 bytes; due were 1048576"),
-        ([PIECE, PIECE[1:], b"x"], "a frame of 1048575 bytes; due were 1048576"),
+        ([PIECE], "262144 bytes came of a tensor of 524288"),
+        ([PIECE * 2], "a frame of 524288 bytes; due were 262144, of a tensor of 524288"),
+        ([PIECE, PIECE[1:]], "a frame of 262143 bytes; due were 262144"),
+        ([PIECE, PIECE[1:], b"x"], "a frame of 262143 bytes; due were 262144"),
         ([PIECE, PIECE, b""], "3 frames came, and its tensors have 2"),
         ([], "0 bytes came"),
     ],

@@ -26,8 +26,10 @@ def aligned(count: int, dtype: Any = np.float32) -> NDArray[Any]:
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's first value is. (`array.ctypes` makes several objects for it.)"""
-    found: int = array.__array_interface__["data"][0]
+    """Where an array's first value is. (`__array_interface__` says so too, and interns strings each time: the process's
+    table of those grows by it.)
+    """
+    found: int = array.ctypes.data
     return found
 
 

@@ -84,7 +84,7 @@ class DeviceProgram:
 
     def matrix(self, matrix: Matrix) -> Matrices:
         """A matrix of the model."""
-        key: int = matrix.data.__array_interface__["data"][0]
+        key: int = matrix.data.ctypes.data
         if key not in self._matrices:
             data = self.kernels.upload(matrix.data)
             self._matrices[key] = Matrices(matrix.type, matrix.rows, matrix.cols, data)

@@ -18,6 +18,7 @@ from .interface import F32, I32
 
 ULP = 2.0**-10  #: between two neighbours, beside the smaller: how far apart two roundings of nearly the same value are
 _LARGEST = 15  #: the exponent, as of frexp, that a row's largest value is brought to
+_MOST = np.float32((2 - 2.0**-10) * 2.0**127)  #: of 11 bits; what F32 has beyond would be rounded to infinity
 
 
 def halved(rows: F32) -> F32:
@@ -51,6 +52,9 @@ def unpacked(data: Any, shape: tuple[int, ...], kind: str) -> F32:
 
 def _scaled(rows: F32) -> tuple[NDArray[np.float16], I32]:
     largest = np.abs(rows).max(axis=-1)
+    if (largest > _MOST).any():
+        rows = np.where(np.isfinite(rows), np.clip(rows, -_MOST, _MOST), rows)
+        largest = np.abs(rows).max(axis=-1)
     with np.errstate(all="ignore"):
         # Rounded to 11 bits first: what rounds up to the next power of two has its exponent, and stays as it is when it
         # is rounded again.

@@ -88,9 +88,8 @@ class Gate:
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.router_mandatory = True
         self.socket.linger = 0
-        self.socket.maxmsgsize = (
-            MAX_TENSOR_BYTES  # of a frame: ZeroMQ hangs up and tells nobody; `lines` counts, far below
-        )
+        # Of a frame. At a larger one ZeroMQ hangs up and tells nobody; `lines` does at less, and counts.
+        self.socket.maxmsgsize = MAX_TENSOR_BYTES
         self.socket.sndhwm = self.socket.rcvhwm = QUEUE_MESSAGES
         self.socket.heartbeat_ivl = HEARTBEAT_MS
         self.socket.heartbeat_timeout = self.socket.heartbeat_ttl = SILENCE_MS

@@ -24,7 +24,9 @@ from server_kit import TEMPLATE, Server, environ_of, serving, started, until
 from shared_data import GOLDEN
 
 from backbone import run_file
+from backbone.answerers import OWN
 from backbone.client import RunningServer, find_server
+from backbone.commands.generate import MODEL_FLAGS
 from backbone.discovery import DEMO
 from backbone.engine import GenerateOptions
 from backbone.errors import BackboneError
@@ -353,3 +355,8 @@ def test_status_holds_what_a_token_took_beside_what_was_predicted(server: Server
         r"a token alone takes [\d.]+ ms \(dense [\d.]+, wire -?[\d.]+, straggler [\d.]+\), predicted", told
     )
     assert re.search(r"a token alone takes .*, mean of \d+", told)
+
+
+def test_whoever_names_how_to_compute_computes_itself() -> None:
+    """A server that runs otherwise would answer, and nobody would notice."""
+    assert set(OWN) == set(MODEL_FLAGS) - {"model"}

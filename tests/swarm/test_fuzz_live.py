@@ -117,7 +117,7 @@ class Worker:
             self.seqs.append(message.seq)
             assert {(message.layer, int(e)) for e in np.frombuffer(tensors[1].data, "<i4")[1::2]} <= self.experts
         else:
-            assert isinstance(message, Welcome | Refused), message
+            assert isinstance(message, Welcome | Refused | Drain), message  # who leaves is told so, too
 
     def send(self, rng: random.Random) -> None:
         """One mutated message of those that would mean something now."""

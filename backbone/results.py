@@ -95,16 +95,21 @@ def workers_as_json(session: Session) -> list[Result]:
 def failures_as_json(session: Session) -> Result | None:
     """Which workers failed so far, and what that cost; None when nothing happened."""
     earlier = session.swarm.earlier.tally if session.swarm is not None else Tally()
-    return _failures(session, [*workers_as_json(session), _cost_as_json(earlier)], Before())
+    return _failures(session, workers_as_json(session), Before(), earlier)
 
 
-def _failures(session: Session, workers: Sequence[Result], before: Before) -> Result | None:
+def _failures(
+    session: Session,
+    workers: Sequence[Result],
+    before: Before,
+    earlier: Tally = Tally(),  # noqa: B008 - only read
+) -> Result | None:
+    """`earlier`: what those cost that are not among the workers any more."""
     causes = session.swarm.local_causes() if session.swarm is not None else {}
     locally = {cause: count - before.local_causes.get(cause, 0) for cause, count in causes.items()}
     found: Result = {
-        "workers": [w["name"] for w in workers if w.get("failures")],
-        **{name: sum(w[name] for w in workers) for name in ("retried", "hedged_won", "hedged_lost")},
-        "waited_seconds": round(sum(w["waited_seconds"] for w in workers), 6),
+        "workers": [w["name"] for w in workers if w["failures"]],
+        **{name: round(cost + sum(w[name] for w in workers), 6) for name, cost in _cost_as_json(earlier).items()},
         # What no worker holds may just not fit.
         "computed_locally": {c: n for c, n in sorted(locally.items()) if n and c != Cause.UNHELD.value},
     }

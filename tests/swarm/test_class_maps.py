@@ -33,6 +33,7 @@ from backbone.local_workers import WorkerSpec
 from backbone.model import Model
 from backbone.placement import Candidate, Plan
 from backbone.results import Result
+from backbone.roster import Peer, WorkerReport
 from backbone.session import Session, open_session
 from backbone.settings import resolve
 from backbone.swarm import Swarm
@@ -289,6 +290,17 @@ def test_an_answer_tells_what_failures_cost_and_the_next_one_not(session: Sessio
     after = results.as_json(session, answer(session), before)
     assert (after["failures"], after["workers"][1]["failures"]) == (None, [])
     assert results.failures_as_json(session)["workers"] == ["local-2"]  # type: ignore[index]
+
+
+def test_what_the_forgotten_cost_is_among_what_all_did(session: Session) -> None:
+    assert session.swarm is not None
+    gone = Peer(b"a key", WorkerReport("gone"))
+    gone.report.tally.retried, gone.report.tally.waited_s = 5, 0.25
+    session.swarm._roster.add(gone)
+    session.swarm._roster.forget(gone)
+    found = results.failures_as_json(session)
+    assert found is not None
+    assert (found["workers"], found["retried"], found["waited_seconds"]) == ([], 5, 0.25)
 
 
 def test_what_is_not_kept_of_failures_is_counted() -> None:

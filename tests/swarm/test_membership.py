@@ -92,6 +92,15 @@ def alone(model: Model) -> bytes:
     return engine.extend(engine.new_sequence(), TOKENS, want_all=True).tobytes()
 
 
+def is_back(swarm: Swarm, model: Model, name: str) -> None:
+    """A worker serves again under its own name, alone, and nothing is left to the backbone."""
+    until(swarm, serving(swarm, 1))
+    assert [report.name for report in swarm.report()] == [name]
+    local = swarm.local_calls
+    assert logits(model, swarm) == alone(model)
+    assert swarm.local_calls == local
+
+
 def test_three_join_one_after_the_other_and_share_what_there_is(
     model: Model, book: InviteBook, start: Start, tmp_path: Path
 ) -> None:
@@ -154,11 +163,7 @@ def test_one_that_leaves_says_so_and_comes_back_as_itself(
         assert swarm.report()[0].experts == 0 < held  # it holds nothing for us now
         assert logits(model, swarm) == alone(model)
         start(tmp_path / "w")
-        until(swarm, serving(swarm, 1))
-        assert [report.name for report in swarm.report()] == ["phone"]
-        local = swarm.local_calls
-        assert logits(model, swarm) == alone(model)
-        assert swarm.local_calls == local
+        is_back(swarm, model, "phone")
 
 
 def test_one_that_left_long_ago_is_forgotten_and_may_come_back(
@@ -175,11 +180,7 @@ def test_one_that_left_long_ago_is_forgotten_and_may_come_back(
         assert not swarm._dispatcher._members
         assert logits(model, swarm) == alone(model)
         start(tmp_path / "w")
-        until(swarm, serving(swarm, 1))
-        assert [report.name for report in swarm.report()] == ["phone"]
-        local = swarm.local_calls
-        assert logits(model, swarm) == alone(model)
-        assert swarm.local_calls == local
+        is_back(swarm, model, "phone")
 
 
 def test_three_idle_workers_outlast_their_backbone(

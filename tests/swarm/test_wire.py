@@ -143,6 +143,7 @@ def test_audits_find_liars(model: TinyExperts, lie: str) -> None:
 def test_a_check_looks_like_any_call_and_some_calls_like_a_probe(
     model: TinyExperts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wire, "EXACT", 4)  # so that chance leaves neither out
     kinds = Counter[tuple[bool, str]]()
     with swarm_of(model, 2, wire=F16, share_path=True, checks=ALWAYS) as swarm:
         put = swarm._put_together
@@ -156,7 +157,7 @@ def test_a_check_looks_like_any_call_and_some_calls_like_a_probe(
         for seed in range(400):
             x, ids = some_rows(model, rows=2, seed=seed)
             assert ask(swarm, 1, x, ids).tobytes() == expected(model, 1, x, ids).tobytes()
-    for is_apart in (False, True):  # one in 16, and of so many none or all would be a wonder
+    for is_apart in (False, True):
         assert 0 < kinds[is_apart, "f32"] < kinds[is_apart, "f16"]
 
 
